@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from decimal import Decimal
 from typing import Any
+
+COST_DIGITS = 12  # costs are whole numbers of 10**-12 units of currency, so that sums are exact
 
 TOKENS = (
     "input_tokens",
@@ -69,6 +72,7 @@ class Spent:
         cost: in units of 10**-12 of the currency, so that sums are exact; None where unpriced.
         currency: of the cost.
         price_version: which price table it was taken from.
+        nested: it holds guarded executions, so that reporting nothing itself is no gap.
 
     """
 
@@ -79,6 +83,12 @@ class Spent:
     cost: int | None = None
     currency: str | None = None
     price_version: str | None = None
+    nested: bool = False
+
+    @property
+    def price(self) -> Decimal | None:
+        """The cost in units of its currency; None: unpriced."""
+        return None if self.cost is None else Decimal(self.cost).scaleb(-COST_DIGITS)
 
 
 NOTHING = Spent()
@@ -128,16 +138,38 @@ def normal(source: object = None, /, **given: Any) -> Usage:
 
 
 class Meter:
-    """Adds up what one execution reports; safe to use from several threads."""
+    """Adds up what one execution reports; safe to use from several threads.
 
-    __slots__ = ("_inputs", "_lock", "_reports", "_responses", "_sum")
+    Args:
+        price: what a usage costs, in units of 10**-12; None where nothing is priced.
+        currency: of that.
 
-    def __init__(self) -> None:
+    """
+
+    __slots__ = (
+        "_cost",
+        "_currency",
+        "_inputs",
+        "_lock",
+        "_price",
+        "_reports",
+        "_responses",
+        "_sum",
+        "nested",
+    )
+
+    def __init__(
+        self, price: Callable[[Usage], int | None] | None = None, currency: str | None = None
+    ) -> None:
         self._lock = threading.Lock()
+        self._price = price
+        self._currency = currency
+        self._cost: int | None = None
         self._reports = 0
         self._sum: Usage | None = None
         self._inputs: list[int] = []
         self._responses: dict[str, None] = {}
+        self.nested = False
 
     def add(self, usage: Usage) -> None:
         """Count one report; a response id that was seen before counts no second time."""
@@ -148,17 +180,23 @@ class Meter:
                 self._responses[usage.response_id] = None
             self._reports += 1
             self._sum = usage if self._sum is None else total((self._sum, usage))
+            cost = None if self._price is None else self._price(usage)
+            if cost is not None:
+                self._cost = cost + (self._cost or 0)
             if usage.input_tokens is not None:
                 self._inputs.append(usage.input_tokens)
 
     def spent(self) -> Spent:
-        """The sum so far, without its price."""
+        """The sum so far."""
         with self._lock:
             if not self._reports:
-                return NOTHING
+                return Spent(nested=True) if self.nested else NOTHING
             return Spent(
                 reports=self._reports,
                 usage=self._sum,
                 inputs=tuple(self._inputs[-REMEMBERED:]),
                 responses=tuple(self._responses)[-REMEMBERED:],
+                cost=self._cost,
+                currency=None if self._cost is None else self._currency,
+                nested=self.nested,
             )

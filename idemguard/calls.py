@@ -1,0 +1,289 @@
+"""One guarded call, from the question who asks to the outcome that people see."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from idemguard import context, log
+from idemguard.claim import Renew, Renewed
+from idemguard.context import Current
+from idemguard.drive import adrive, drive, need_asyncio
+from idemguard.errors import (
+    IdemguardError,
+    ReentrantCallError,
+    ResultUnavailableError,
+    StoreError,
+)
+from idemguard.guard import Admitted, Ask, Ran, Reply, call, execute, task_name, unguarded
+from idemguard.heart import Beat
+from idemguard.outcome import Outcome, declined, outcome
+from idemguard.record import Address, Caller, Cause, Claim, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator
+
+    from idemguard.codec import Codec, Value
+    from idemguard.engine import Engine
+    from idemguard.guard import Policy, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What all calls of one guarded callable share.
+
+    Attributes:
+        engine: the store and all that belongs to it.
+        task_type: of the tasks.
+        policy: how they are guarded.
+        codec: of their results.
+        version: part of their address, or None.
+        agent: whom they are booked to; None: the context's.
+        usage: reads the tokens off a result, or None.
+
+    """
+
+    engine: Engine
+    task_type: str
+    policy: Policy
+    codec: Codec
+    version: str | None = None
+    agent: str | None = None
+    usage: Callable[[Any], Any] | None = None
+
+    # --- asking ----------------------------------------------------------------------------------
+
+    def ask(self, fingerprint: str, digest: str | None = None, worker: str | None = None) -> Ask:
+        """The question of one call, with all that the context says."""
+        policy, around = self.policy, context.current()
+        if context.bypassing():
+            policy = replace(policy, mode=Mode.BYPASS)
+        caller = Caller(
+            self.task_type,
+            worker or context.present_worker(),
+            self.agent or context.present_agent(),
+            None if around is None else around.execution_id,
+        )
+        address = Address(self.engine.namespace, fingerprint, context.present_scope(), self.version)
+        return Ask(address, caller, os.urandom(8).hex(), policy, digest)
+
+    def run(self, ask: Ask, body: Callable[[], Any]) -> Outcome[Any]:
+        """Perform one call from plain code; the outcome has the value or the error."""
+        reply = self._reentrant(ask)
+        if reply is None:
+            flow, engine = self._flow(ask), self.engine
+            try:
+                reply = drive(flow, engine.store, engine.backlog, lambda c: self._body(c, body))
+            except BaseException as error:  # noqa: BLE001 - told like any other end
+                reply = Reply("failed", error=error)
+        return self._end(ask, reply)
+
+    async def arun(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Outcome[Any]:
+        """As `run`, from a coroutine."""
+        reply = self._reentrant(ask)
+        if reply is None:
+            need_asyncio()
+            flow, engine = self._flow(ask), self.engine
+            try:
+                reply = await adrive(
+                    flow, engine.aio, engine.backlog, lambda c: self._abody(c, body)
+                )
+            except GeneratorExit:
+                raise
+            except BaseException as error:  # noqa: BLE001 - told like any other end
+                reply = Reply("failed", error=error)
+        return self._end(ask, reply)
+
+    def unseen(self, error: Exception) -> Ask:
+        """The question of an observed call whose task cannot be told: an address of its own."""
+        log.warn("identity", "%s: executed, but seen by nobody else: %s", self.task_type, error)
+        ask = self.ask("")
+        made_up = hashlib.sha256(f"{self.task_type}:unseen:{ask.nonce}".encode()).hexdigest()
+        return replace(ask, address=replace(ask.address, fingerprint=made_up), digest=UNSEEN)
+
+    def refuse(self, error: BaseException) -> None:
+        """Tell those who listen of a call that got an error before it could ask."""
+        context.tell(outcome(Reply("refused", error=error), None, self.task_type, ""))
+
+    def _flow(self, ask: Ask) -> Generator[Wish, Any, Reply]:
+        encode = self._encoder(ask)
+        if ask.digest is UNSEEN:
+            return execute(ask, Admitted(None), unguarded(ask), encode, declined)
+        return call(ask, encode, declined)
+
+    def _reentrant(self, ask: Ask) -> Reply | None:
+        if ask.policy.mode is not Mode.ENFORCE or context.above(ask.address) is None:
+            return None
+        error = ReentrantCallError(
+            f"{task_name(ask)}: called, directly or through others, from its own execution, and "
+            "would wait for itself. Call the plain function, or give the inner call other "
+            "arguments.",
+            task_type=self.task_type,
+            fingerprint=ask.address.fingerprint,
+        )
+        return Reply("refused", error=error)
+
+    # --- the body --------------------------------------------------------------------------------
+
+    def _body(self, claim: Claim, body: Callable[[], Any]) -> Ran:
+        execution, beat = self._start(claim, None)
+        value, error = None, None
+        try:
+            with context.inside(execution):
+                value = body()
+        except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
+            error = raised
+        return self._stop(execution, beat, value, error)
+
+    async def _abody(self, claim: Claim, body: Callable[[], Awaitable[Any]]) -> Ran:
+        execution, beat = self._start(claim, asyncio.get_running_loop())
+        value, error = None, None
+        try:
+            with context.inside(execution):
+                value = await body()
+        except GeneratorExit:  # the coroutine is dropped: nobody is there to be told
+            self._stop(execution, beat, None, None)
+            raise
+        except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
+            error = raised
+        return self._stop(execution, beat, value, error)
+
+    def _start(
+        self, claim: Claim, loop: asyncio.AbstractEventLoop | None
+    ) -> tuple[Current, Beat | None]:
+        execution = Current(claim, price=self.engine.price, confirm=self._confirm, loop=loop)
+        if execution.parent is not None:
+            execution.parent.holds_others()
+        context.running.add(execution)
+        if claim.cause is Cause.UNGUARDED:
+            return execution, None
+        self.engine.tend()
+        beat = Beat(execution, self.policy, self.engine.store, self.longest)
+        beat.start()
+        return execution, beat
+
+    def _stop(
+        self, execution: Current, beat: Beat | None, value: Any, error: BaseException | None
+    ) -> Ran:
+        if beat is not None:
+            beat.stop()
+        context.running.remove(execution)
+        if error is None and self.usage is not None:
+            self._read_usage(execution, value)
+        took = round((time.monotonic() - execution.started) * 1000)
+        return Ran(value, error, execution.spent(), took)
+
+    def _read_usage(self, execution: Current, value: Any) -> None:
+        assert self.usage is not None
+        try:
+            usage = self.usage(value)
+        except Exception as error:  # noqa: BLE001 - counting must not cost the result
+            log.warn("usage", "%s: usage= failed on a result: %r", self.task_type, error)
+            return
+        if usage is not None:
+            execution.record_usage(usage)
+
+    def longest(self) -> int:
+        if self.policy.max_run is not None:
+            return self.policy.max_run
+        return self.engine.usual_run(self.task_type)
+
+    def _confirm(self, execution: Current) -> bool:
+        """Whether the claim is held, asked anew where its lease may have run out meanwhile."""
+        claim = execution.claim
+        if not claim.holds or time.monotonic() - execution.renewed < self.policy.lease / 1000:
+            return True
+        renewal = Renew(
+            claim, self.policy.lease, self.longest(), execution.spent(), self.policy.retention
+        )
+        asked = time.monotonic()
+        try:
+            answer = self.engine.store.perform(renewal)
+        except StoreError:
+            return False  # nobody can say so: then it must count as lost
+        if isinstance(answer, Renewed) and answer.owns:
+            execution.renewed = asked
+            return True
+        execution.lose()
+        return False
+
+    def _encoder(self, ask: Ask) -> Callable[[Any], Value]:
+        def encode(value: Any) -> Value:
+            stored = self.codec.dump(value, limit=self.engine.limit)
+            if stored.codec == "unstorable":
+                reason = stored.data.decode(errors="replace")
+                log.warn(
+                    f"unstorable {self.task_type}",
+                    "%s: executed, but its result cannot be kept, and later calls get a "
+                    "ResultUnavailableError: %s",
+                    task_name(ask), reason,
+                )  # fmt: skip
+            return stored
+
+        return encode
+
+    # --- the end -----------------------------------------------------------------------------------
+
+    def _end(self, ask: Ask, reply: Reply) -> Outcome[Any]:
+        value = reply.value
+        if reply.result is not None:
+            try:
+                value = self.restore(ask, reply.result.value, reply.result.claim)
+            except IdemguardError as error:
+                reply = replace(reply, source="refused", error=error)
+        if reply.trouble is not None or reply.lost or reply.conflict:
+            self._warn(ask, reply)
+        came_to = outcome(
+            reply,
+            None if reply.error is not None else value,
+            self.task_type,
+            ask.address.fingerprint,
+        )
+        context.tell(came_to)
+        return came_to
+
+    def restore(self, ask: Ask, value: Value, claim: Claim) -> Any:
+        """A kept result as the value that it was.
+
+        Raises:
+            ResultUnavailableError: it was executed, but its result could not be kept.
+            StoreError: what is kept is damaged.
+
+        """
+        if value.codec == "unstorable":
+            reason = value.data.decode(errors="replace")
+            raise ResultUnavailableError(
+                f"{task_name(ask)}: executed by worker {claim.caller.worker!r}, but its result "
+                f"could not be kept: {reason}. forget() the task to execute it again.",
+                worker=claim.caller.worker,
+                execution_id=claim.id,
+                task_type=self.task_type,
+                fingerprint=ask.address.fingerprint,
+            )
+        try:
+            return self.codec.load(value)
+        except StoreError as error:
+            raise StoreError(
+                f"{task_name(ask)}: {error}",
+                task_type=self.task_type,
+                fingerprint=ask.address.fingerprint,
+            ) from error
+
+    def _warn(self, ask: Ask, reply: Reply) -> None:
+        name = task_name(ask)
+        if reply.trouble is not None and reply.source == "unguarded":
+            log.warn("unguarded", "%s: executed without a claim: %s", name, reply.trouble)
+        elif reply.trouble is not None and reply.source != "refused":
+            log.warn("store", "%s: its end is told to the store later: %s", name, reply.trouble)
+        if reply.lost:
+            log.warn("lost", "%s: its lease ran out while it was executed; its caller got its "
+                     "value, which is not kept where a successor's is", name)  # fmt: skip
+        if reply.conflict:
+            log.warn("conflict", "%s: its idempotency key came before with another payload", name)
+
+
+UNSEEN = "unseen"

@@ -1,0 +1,320 @@
+"""Who is calling: worker, agent, scope; which execution is current; who listens to outcomes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from idemguard import log
+from idemguard.errors import ConfigurationError, LeaseLostError
+from idemguard.pricing import CURRENCY
+from idemguard.usage import Meter, normal
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Iterator
+
+    from idemguard.outcome import Outcome
+    from idemguard.pricing import Price
+    from idemguard.record import Address, Cause, Claim
+    from idemguard.usage import Spent
+
+_T = TypeVar("_T")
+
+_worker: ContextVar[str | None] = ContextVar("idemguard_worker", default=None)
+_agent: ContextVar[str | None] = ContextVar("idemguard_agent", default=None)
+_scope: ContextVar[str] = ContextVar("idemguard_scope", default="")
+_bypass: ContextVar[bool] = ContextVar("idemguard_bypass", default=False)
+_current: ContextVar[Current | None] = ContextVar("idemguard_current", default=None)
+_listeners: ContextVar[tuple[list[Outcome[Any]], ...]] = ContextVar(
+    "idemguard_listeners", default=()
+)
+
+
+class Current:
+    """The execution whose body is running, as `current()` gives it.
+
+    Attributes:
+        task_type: of its task.
+        fingerprint: of its task, 64 hex digits.
+        execution_id: token and nonce together.
+        token: of its claim; larger than every earlier one of this task.
+        worker: who executes.
+        cause: why it started.
+        idempotency_key: to be passed downstream; the same over retries, take-overs and
+            workers until a result is kept, and a new one after that.
+
+    """
+
+    __slots__ = (
+        "_confirm",
+        "_lost",
+        "_meter",
+        "claim",
+        "ended",
+        "idempotency_key",
+        "loop",
+        "parent",
+        "renewed",
+        "started",
+    )
+
+    def __init__(
+        self,
+        claim: Claim,
+        *,
+        price: Price | None,
+        confirm: Callable[[Current], bool],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        self.claim = claim
+        self.parent = _current.get()
+        self.loop = loop
+        self.ended = False
+        self._lost = False
+        self._meter = Meter(price, CURRENCY)
+        self._confirm = confirm
+        self.started = self.renewed = time.monotonic()
+        self.idempotency_key = idempotency_key(claim)
+
+    @property
+    def task_type(self) -> str:
+        return self.claim.caller.task_type
+
+    @property
+    def fingerprint(self) -> str:
+        return self.claim.address.fingerprint
+
+    @property
+    def execution_id(self) -> str:
+        return self.claim.id
+
+    @property
+    def token(self) -> int:
+        return self.claim.token
+
+    @property
+    def worker(self) -> str:
+        return self.claim.caller.worker
+
+    @property
+    def cause(self) -> Cause:
+        return self.claim.cause
+
+    @property
+    def lost(self) -> bool:
+        """Whether it is known that the claim is no longer held: the result will not be kept."""
+        return self._lost
+
+    def lose(self) -> None:
+        """The claim is no longer held."""
+        self._lost = True
+
+    def check(self) -> None:
+        """Ask before an effect that must not happen twice whether the claim is still held.
+
+        Asks the store where the lease may have run out since it was last renewed.
+
+        Raises:
+            LeaseLostError: it is not.
+
+        """
+        if self._lost or not self._confirm(self):
+            raise LeaseLostError(
+                f"{self.task_type} [{self.fingerprint[:16]}]: worker {self.worker!r} no longer "
+                "holds the claim; stop here, another execution may be under way.",
+                worker=self.worker,
+                execution_id=self.execution_id,
+                task_type=self.task_type,
+                fingerprint=self.fingerprint,
+            )
+
+    def record_usage(self, source: object = None, /, **given: Any) -> None:
+        """Book tokens to this execution: a `Usage`, a mapping with its fields, or the fields.
+
+        What cannot be read is told in the log and counted as unknown; it never raises, since
+        the tokens are spent and their result is worth keeping.
+        """
+        try:
+            self._meter.add(normal(source, **given))
+        except (ValueError, TypeError) as error:
+            log.warn("usage", "%s: usage could not be read: %s", self.task_type, error)
+
+    def spent(self) -> Spent:
+        """What it has spent so far."""
+        return self._meter.spent()
+
+    def holds_others(self) -> None:
+        """A guarded execution started inside this one."""
+        self._meter.nested = True
+
+    def ancestors(self) -> Iterator[Current]:
+        """This execution, the one around it, and so on."""
+        execution: Current | None = self
+        while execution is not None:
+            yield execution
+            execution = execution.parent
+
+
+def idempotency_key(claim: Claim) -> str:
+    """A key that is one over retries and take-overs, and new once a result was kept."""
+    address = claim.address
+    parts = (
+        address.namespace, address.scope, address.version, address.fingerprint, claim.generation,
+    )  # fmt: skip
+    return "ig-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:48]
+
+
+class Running:
+    """The executions whose bodies run in this process, by id."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._all: dict[str, Current] = {}
+
+    def add(self, execution: Current) -> None:
+        """It starts."""
+        self._all[execution.claim.id] = execution
+
+    def remove(self, execution: Current) -> None:
+        """It has ended."""
+        execution.ended = True
+        self._all.pop(execution.claim.id, None)
+
+    def on_loop(self, holder: str | None, loop: asyncio.AbstractEventLoop) -> bool:
+        """Whether that execution is a coroutine of this very loop."""
+        execution = None if holder is None else self._all.get(holder)
+        return execution is not None and execution.loop is loop
+
+
+running = Running()
+
+
+def current() -> Current | None:
+    """The execution whose body is running here; None outside of one."""
+    execution = _current.get()
+    return None if execution is None or execution.ended else execution
+
+
+def above(address: Address) -> Current | None:
+    """The execution of this address that the present code is part of."""
+    execution = current()
+    if execution is None:
+        return None
+    return next(
+        (e for e in execution.ancestors() if not e.ended and e.claim.address == address), None
+    )
+
+
+@contextmanager
+def _set(variable: ContextVar[_T], value: _T) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def inside(execution: Current) -> Any:
+    """Make an execution the current one."""
+    return _set(_current, execution)
+
+
+def record_usage(source: object = None, /, **given: Any) -> None:
+    """Book tokens to the current execution; outside of one it does nothing.
+
+    Args:
+        source: a `Usage`, or a mapping with its fields.
+        given: the fields as keywords; they outrank the source's.
+
+    """
+    execution = current()
+    if execution is not None:
+        execution.record_usage(source, **given)
+
+
+def _name(what: str, name: str) -> str:
+    if not isinstance(name, str) or not name:
+        raise ConfigurationError(f"{what}() takes a name that is not empty, not {name!r}")
+    return name
+
+
+def worker(name: str) -> Any:
+    """Say who is calling: `with worker("w-3"): ...`."""
+    return _set(_worker, _name("worker", name))
+
+
+def agent(name: str) -> Any:
+    """Say whom calls are booked to: `with agent("researcher"): ...`."""
+    return _set(_agent, _name("agent", name))
+
+
+def scope(name: str) -> Any:
+    """Widen the address: the same task in another scope is another record; scopes nest."""
+    part = _name("scope", name).replace("%", "%25").replace("/", "%2F")
+    outer = _scope.get()
+    return _set(_scope, f"{outer}/{part}" if outer else part)
+
+
+def bypass() -> Any:
+    """Execute without looking: counted as forced, and the kept result is left alone."""
+    return _set(_bypass, True)
+
+
+def capture() -> Any:
+    """Collect the outcome of every guarded call in this context as it ends.
+
+    `with capture() as calls:` gives a list that grows; tasks and threads that inherit the
+    context add to it as well.
+    """
+    return _captured()
+
+
+@contextmanager
+def _captured() -> Iterator[list[Outcome[Any]]]:
+    calls: list[Outcome[Any]] = []
+    with _set(_listeners, (*_listeners.get(), calls)):
+        yield calls
+
+
+def tell(outcome: Outcome[Any]) -> None:
+    """Give an outcome to those who listen."""
+    for calls in _listeners.get():
+        calls.append(outcome)
+
+
+def present_agent() -> str | None:
+    """The context's agent."""
+    return _agent.get()
+
+
+def present_scope() -> str:
+    """The context's path of scopes."""
+    return _scope.get()
+
+
+def bypassing() -> bool:
+    """Whether the context asks to execute without looking."""
+    return _bypass.get()
+
+
+_default: tuple[int, str] | None = None
+
+
+def present_worker() -> str:
+    """The context's worker; else `IDEMGUARD_WORKER`, else host name and process id."""
+    global _default  # noqa: PLW0603 - computed once in each process
+    if (name := _worker.get()) is not None:
+        return name
+    pid = os.getpid()
+    if _default is None or _default[0] != pid:
+        name = os.environ.get("IDEMGUARD_WORKER") or f"{socket.gethostname()}-{pid}"
+        _default = (pid, name)
+    return _default[1]

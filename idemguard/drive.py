@@ -1,0 +1,206 @@
+"""How flows are performed: the two drivers, the one place where sync and async differ."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from idemguard import context
+from idemguard.errors import ConfigurationError, IdemguardError, ReentrantCallError, StoreError
+from idemguard.guard import Await, Execute, Look, Owe, Ran, Wish
+
+if TYPE_CHECKING:
+    from idemguard.claim import Command
+    from idemguard.record import Claim
+    from idemguard.stores import AsyncStore, Store
+
+R = TypeVar("R")
+
+LONGEST = 3600.0  # seconds; whoever waits without a limit asks again after this
+
+
+class Later(Protocol):
+    """Where commands go that the store must be told as soon as it can be told."""
+
+    def put(self, command: Command) -> None:
+        """Keep it until then."""
+        ...
+
+
+def drive(
+    flow: Generator[Wish, Any, R], store: Store, later: Later, body: Callable[[Claim], Ran]
+) -> R:
+    """Perform a flow from plain code.
+
+    Args:
+        flow: what to perform.
+        store: on which.
+        later: where it owes commands.
+        body: executes what is guarded; never raises.
+
+    Returns:
+        What the flow returns.
+
+    """
+    try:
+        wish = next(flow)
+        while True:
+            try:
+                match wish:
+                    case Await():
+                        answer: Any = _wait(store, wish)
+                    case Execute(claim=claim):
+                        answer = body(claim)
+                    case Owe(command=command):
+                        answer = later.put(command)
+                    case Look(address=address):
+                        answer = store.look(address)
+                    case _:
+                        answer = store.perform(wish)  # type: ignore[arg-type]
+            except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
+                wish = flow.throw(_spoken(error))
+            else:
+                wish = flow.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+async def adrive(
+    flow: Generator[Wish, Any, R],
+    store: AsyncStore,
+    later: Later,
+    body: Callable[[Claim], Awaitable[Ran]],
+) -> R:
+    """Perform a flow from a coroutine: as `drive`, with `await`."""
+    try:
+        wish = next(flow)
+        while True:
+            try:
+                match wish:
+                    case Await():
+                        answer: Any = await _await(store, wish)
+                    case Execute(claim=claim):
+                        answer = await body(claim)
+                    case Owe(command=command):
+                        answer = later.put(command)
+                    case Look(address=address):
+                        answer = await store.look(address)
+                    case _:
+                        answer = await shielded(store.perform(wish))  # type: ignore[arg-type]
+            except GeneratorExit:
+                flow.close()
+                raise
+            except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
+                wish = flow.throw(_spoken(error))
+            else:
+                wish = flow.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+
+
+def _spoken(error: BaseException) -> BaseException:
+    """An error that a store should not have raised, as one of a store."""
+    if isinstance(error, Exception) and not isinstance(error, IdemguardError):
+        spoken = StoreError(f"the store failed: {type(error).__name__}: {error}")
+        spoken.__cause__ = error
+        return spoken
+    return error
+
+
+# --- waiting -----------------------------------------------------------------------------------------
+
+
+def _wait(store: Store, wish: Await) -> int:
+    _not_on_its_own_loop(wish)
+    hint, started = threading.Event(), time.monotonic()
+    unpark = store.park(wish.address, wish.holder, hint.set)
+    try:
+        hint.wait(LONGEST if wish.timeout is None else wish.timeout / 1000)
+    finally:
+        unpark()
+    return _since(started)
+
+
+async def _await(store: AsyncStore, wish: Await) -> int:
+    loop, started = asyncio.get_running_loop(), time.monotonic()
+    hint = asyncio.Event()
+
+    def wake() -> None:
+        try:
+            loop.call_soon_threadsafe(hint.set)
+        except RuntimeError:
+            pass  # the loop is closed: nobody waits there any more
+
+    parking = asyncio.ensure_future(store.park(wish.address, wish.holder, wake))
+    try:
+        unpark = await shielded(parking)
+    except asyncio.CancelledError:
+        if parking.done() and not parking.cancelled() and parking.exception() is None:
+            parking.result()()
+        raise
+    try:
+        async with asyncio.timeout(LONGEST if wish.timeout is None else wish.timeout / 1000):
+            await hint.wait()
+    except TimeoutError:
+        pass
+    finally:
+        unpark()
+    return _since(started)
+
+
+def _since(started: float) -> int:
+    # rounded up: who has waited its time out must not be told that a rest of it is left
+    return -int((started - time.monotonic()) * 1000 // 1)
+
+
+def _not_on_its_own_loop(wish: Await) -> None:
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    if context.running.on_loop(wish.holder, loop):
+        raise ReentrantCallError(
+            f"a plain call on an event loop would wait for task {wish.address.fingerprint[:16]}, "
+            "which a coroutine of this very loop is executing: neither could go on. Call it from "
+            "a coroutine with await, or through asyncio.to_thread().",
+            fingerprint=wish.address.fingerprint,
+        )
+
+
+async def shielded(awaitable: Awaitable[R]) -> R:
+    """Await to the end; a cancellation that arrives meanwhile is raised after it."""
+    future = asyncio.ensure_future(awaitable)
+    cancelled: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            if future.cancelled():
+                raise
+            cancelled = error
+        except BaseException:  # noqa: BLE001 - raised by `result` below, or dropped for the cancellation
+            break
+    if cancelled is not None:
+        if not future.cancelled():
+            future.exception()  # it was looked at, so that nobody warns of it
+        raise cancelled
+    return future.result()
+
+
+def need_asyncio() -> asyncio.AbstractEventLoop:
+    """The running loop.
+
+    Raises:
+        ConfigurationError: there is none of asyncio's.
+
+    """
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        raise ConfigurationError(
+            "a guarded coroutine needs asyncio's event loop; under trio, call a guarded plain "
+            "function through trio.to_thread.run_sync() instead"
+        ) from None

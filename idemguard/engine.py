@@ -1,0 +1,123 @@
+"""A store that is in use, and all that belongs to it: opened at the first call, not before."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING
+
+from idemguard import config
+from idemguard.errors import StoreError
+from idemguard.forks import on_fork
+from idemguard.heart import Backlog, heart
+from idemguard.pricing import price_by
+from idemguard.record import Address
+from idemguard.stores.bridge import InThread
+from idemguard.windows import executions, percentile, total
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from idemguard.config import Settings
+    from idemguard.stores import AsyncStore, Store
+
+TEND = 60.0  # seconds between two removals of what is over
+KNOWN = 20  # executions before `max_run="auto"` goes by them
+LONG = 3_600_000  # ms: the longest run before that
+SPAN = 86_400_000  # ms of run times that it goes by
+
+
+class Engine:
+    """What a guard works with.
+
+    Args:
+        settings: checked.
+
+    Raises:
+        ConfigurationError: there is no store to use.
+
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store: Store = config.store(settings)
+        self.namespace = config.namespace(settings)
+        self.price = price_by(settings.pricer)
+        self.limit = config.limit(settings)
+        self.backlog = Backlog(self.store)
+        self._aio: AsyncStore | None = None
+        self._tending = False
+        self._lock = threading.Lock()
+        self._usual: dict[str, tuple[float, int]] = {}
+        on_fork(self)
+
+    def forked(self) -> None:
+        """A child tends anew."""
+        self._lock = threading.Lock()
+        self._tending = False
+
+    @property
+    def aio(self) -> AsyncStore:
+        """The store for calls on an event loop."""
+        if self._aio is None:
+            with self._lock:
+                if self._aio is None:
+                    self._aio = getattr(self.store, "aio", None) or InThread(self.store)
+        return self._aio
+
+    def tend(self) -> None:
+        """Have what is over removed from now on, beside the calls."""
+        if self._tending:
+            return
+        self._tending = True
+        kept = self.settings.window_retention
+        retention = None if kept is None else config.milliseconds("window_retention", kept, least=1)
+        heart.after(0.2, _tend(weakref.ref(self), retention))
+
+    def usual_run(self, task_type: str) -> int:
+        """How long executions of a task type may take: 3 times the p95 of the last day, ms."""
+        known = self._usual.get(task_type)
+        if known is not None and time.monotonic() - known[0] < TEND:
+            return known[1]
+        longest = LONG
+        try:
+            now = self.store.look(Address(self.namespace, ""))[1]
+            windows = self.store.windows(self.namespace, now - SPAN, now + 1)
+            counts = total(w for w in windows if w.key.task_type == task_type)
+            if executions(counts) >= KNOWN and (usual := percentile(counts, 0.95)) is not None:
+                longest = 3 * usual
+        except StoreError:
+            pass  # then the default holds
+        self._usual[task_type] = (time.monotonic(), longest)
+        return longest
+
+
+_default: list[Callable[[], Engine]] = []
+
+
+def use(find: Callable[[], Engine]) -> None:
+    """From now on, this is the engine where none is named."""
+    _default[:] = [find]
+
+
+def configured() -> Engine:
+    """The engine of the configured guard; with nothing configured, one of defaults."""
+    if not _default:
+        made = Engine(config.settings({}))
+        use(lambda: made)
+    return _default[0]()
+
+
+def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], float | None]:
+    def tend() -> float | None:
+        there = engine()
+        if there is None:
+            return None
+        try:
+            there.store.tend(retention)
+        except StoreError:
+            pass  # a store that is down is told of by the calls
+        return TEND
+
+    return tend

@@ -1,0 +1,239 @@
+"""What goes on beside the calls: renewals, commands that are owed, upkeep; one thread a process."""
+
+from __future__ import annotations
+
+import atexit
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from idemguard import log
+from idemguard.claim import Complete, Release, Renewed
+from idemguard.errors import StoreError, StoreUnavailableError
+from idemguard.forks import on_fork
+from idemguard.guard import Pause, hold
+from idemguard.record import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from idemguard.claim import Command
+    from idemguard.context import Current
+    from idemguard.guard import Policy, Wish
+    from idemguard.stores import Store
+
+OWED = 1000  # commands kept for a store that is down
+FIRST, LONGEST = 0.5, 30.0  # seconds until they are tried (again)
+
+
+class Heart:
+    """A daemon thread with a heap of what is due; started with the first entry, anew after a fork."""
+
+    def __init__(self) -> None:
+        self._begin()
+        on_fork(self)
+
+    def _begin(self) -> None:
+        self._due: list[tuple[float, int, Callable[[], float | None]]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition(threading.Lock())
+        self._thread: threading.Thread | None = None
+        self.dead = 0  # entries that will have nothing to do
+
+    def forked(self) -> None:
+        """The parent's claims are the parent's to renew."""
+        self._begin()
+
+    def after(self, seconds: float, act: Callable[[], float | None]) -> None:
+        """Call `act` after so many seconds, and again after as many as it returns; None: no more."""
+        with self._changed:
+            due = time.monotonic() + seconds
+            first = not self._due or due < self._due[0][0]
+            heapq.heappush(self._due, (due, next(self._numbers), act))
+            if self.dead > 1000 and 2 * self.dead > len(self._due):
+                self._due = [
+                    entry for entry in self._due if not getattr(entry[2], "stopped", False)
+                ]
+                heapq.heapify(self._due)
+                self.dead = 0
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="idemguard-heart", daemon=True
+                )
+                self._thread.start()
+            elif first:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._due or self._due[0][0] > time.monotonic():
+                    wait = self._due[0][0] - time.monotonic() if self._due else None
+                    self._changed.wait(wait)
+                act = heapq.heappop(self._due)[2]
+            try:
+                again = act()
+            except Exception:  # noqa: BLE001 - one entry's trouble is not the others'
+                log.logger.exception("idemguard: a step beside the calls failed")
+                again = None
+            if again is not None:
+                self.after(again, act)
+
+
+heart = Heart()
+
+
+class Beat:
+    """Renews one claim while its body runs.
+
+    Args:
+        execution: whose; its spending so far goes with every renewal.
+        policy: lease and longest run.
+        store: where.
+        max_run: tells the longest run where the policy leaves it to what is known, ms.
+
+    """
+
+    __slots__ = ("_execution", "_flow", "_max_run", "_policy", "_store", "stopped")
+
+    def __init__(
+        self, execution: Current, policy: Policy, store: Store, max_run: Callable[[], int]
+    ) -> None:
+        self._execution: Current | None = execution
+        self._policy = policy
+        self._store = store
+        self._max_run = max_run
+        self._flow: Generator[Wish, Any, None] | None = None
+        self.stopped = False
+
+    def start(self) -> None:
+        """The first renewal is due at a third of the lease."""
+        heart.after(self._policy.lease / 3000, self)
+
+    def __call__(self) -> float | None:
+        """Renew; the seconds until the next renewal, None when there is none to come."""
+        execution = self._execution
+        if execution is None:
+            return None
+        if self._flow is None:
+            self._flow = hold(execution.claim, self._policy, self._max_run(), execution.lose)
+            next(self._flow)
+        try:
+            wish = self._flow.send(execution.spent())
+            while not isinstance(wish, Pause):
+                wish = self._tell(execution, wish)
+        except StopIteration:
+            return None
+        return wish.time / 1000
+
+    def stop(self) -> None:
+        """The body has ended."""
+        self._execution = None
+        self.stopped = True
+        heart.dead += 1
+
+    def _tell(self, execution: Current, wish: Wish) -> Wish:
+        assert self._flow is not None
+        asked = time.monotonic()
+        try:
+            answer = self._store.perform(wish)  # type: ignore[arg-type]
+        except StoreError as error:
+            return self._flow.throw(error)
+        except Exception as error:  # noqa: BLE001 - of a store that raises what it should not
+            return self._flow.throw(StoreError(str(error)))
+        if isinstance(answer, Renewed):
+            execution.renewed = asked
+        return self._flow.send(answer)
+
+
+class Backlog:
+    """Commands that a store could not be told; told when it is back, in their order.
+
+    Args:
+        store: which.
+
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._owed: deque[tuple[Command, float]] = deque()
+        self._lock = threading.Lock()
+        self._trying = False
+        self._pause = FIRST
+        on_fork(self)
+
+    def forked(self) -> None:
+        """What the parent owes is the parent's to tell."""
+        self._lock = threading.Lock()
+        self._owed = deque()
+        self._trying = False
+
+    def __len__(self) -> int:
+        return len(self._owed)
+
+    def put(self, command: Command) -> None:
+        """Keep a command; of more than 1,000, the oldest is dropped with a warning."""
+        with self._lock:
+            if len(self._owed) == OWED:
+                self._owed.popleft()
+                log.warn("owed", "the store is down for long: over %d steps are owed to it, the "
+                         "oldest are dropped from the ledger", OWED)  # fmt: skip
+            self._owed.append((command, time.monotonic()))
+            if self._trying:
+                return
+            self._trying, self._pause = True, FIRST
+        heart.after(self._pause, self._try)
+        _at_exit(self)
+
+    def _try(self) -> float | None:
+        if self.settle():
+            return None
+        self._pause = min(2 * self._pause, LONGEST)
+        return self._pause
+
+    def settle(self) -> bool:
+        """Tell the store what is owed; whether all was told."""
+        while True:
+            with self._lock:
+                if not self._owed:
+                    self._trying = False
+                    return True
+                owed = self._owed[0]
+            try:
+                self._store.perform(self._late(*owed))
+            except StoreUnavailableError:
+                return False
+            except Exception as error:  # noqa: BLE001 - it will not be taken: go on with the rest
+                log.warn("owed", "the store does not take a step that is owed to it: %s", error)
+            with self._lock:
+                if self._owed and self._owed[0] is owed:
+                    self._owed.popleft()
+
+    def _late(self, command: Command, since: float) -> Command:
+        """An end that is told late says how late, and an unguarded one when it had started."""
+        if not isinstance(command, (Complete, Release)):
+            return command
+        ago = round((time.monotonic() - since) * 1000)
+        claim = command.claim
+        if claim.cause is Cause.UNGUARDED:
+            now = self._store.look(claim.address)[1]
+            claim = replace(claim, started=now - ago + claim.started)
+        return replace(command, claim=claim, ago=ago)
+
+
+_backlogs: dict[int, Backlog] = {}
+
+
+def _at_exit(backlog: Backlog) -> None:
+    if not _backlogs:
+        atexit.register(_settle_all)
+    _backlogs[id(backlog)] = backlog
+
+
+def _settle_all() -> None:
+    for backlog in list(_backlogs.values()):
+        backlog.settle()
