@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable, Generator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from idemguard import context
@@ -55,7 +56,8 @@ def drive(
                     case Execute(claim=claim):
                         answer = body(claim)
                     case Owe(command=command):
-                        answer = later.put(command)
+                        answer = None
+                        later.put(command)
                     case Look(address=address):
                         answer = store.look(address)
                     case _:
@@ -85,7 +87,8 @@ async def adrive(
                     case Execute(claim=claim):
                         answer = await body(claim)
                     case Owe(command=command):
-                        answer = later.put(command)
+                        answer = None
+                        later.put(command)
                     case Look(address=address):
                         answer = await store.look(address)
                     case _:
@@ -129,10 +132,8 @@ async def _await(store: AsyncStore, wish: Await) -> int:
     hint = asyncio.Event()
 
     def wake() -> None:
-        try:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
             loop.call_soon_threadsafe(hint.set)
-        except RuntimeError:
-            pass  # the loop is closed: nobody waits there any more
 
     parking = asyncio.ensure_future(store.park(wish.address, wish.holder, wake))
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from idemguard import config
@@ -114,10 +115,8 @@ def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], fl
         there = engine()
         if there is None:
             return None
-        try:
+        with suppress(StoreError):  # a store that is down is told of by the calls
             there.store.tend(retention)
-        except StoreError:
-            pass  # a store that is down is told of by the calls
         return TEND
 
     return tend

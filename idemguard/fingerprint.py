@@ -35,7 +35,7 @@ class Identified:
 
     Attributes:
         fingerprint: 64 hex digits.
-        canonical: the JSON text that was hashed, without the task type.
+        canonical: the JSON text that was hashed, in UTF-8, without the task type.
         digest: SHA-256, as hex digits, of all arguments that are not volatile and have a
             JSON form, where `key` gave an explicit idempotency key; else None.
         matched: the volatile names and paths that left something out.
@@ -43,7 +43,7 @@ class Identified:
     """
 
     fingerprint: str
-    canonical: str
+    canonical: bytes
     digest: str | None = None
     matched: frozenset[str] = NOBODY
 
@@ -74,7 +74,8 @@ def task_fingerprint(
         ConfigurationError: `volatile` or `keep` cannot be read.
 
     """
-    return identify_payload(task_type, payload, volatile=volatile, keep=keep).fingerprint
+    named, canonical, _ = _read_payload(task_type, payload, volatile, keep, ())
+    return _digest(named, canonical)
 
 
 def identify_payload(
@@ -95,12 +96,17 @@ def identify_payload(
         extra_volatile: the guard's own additions to the default names.
 
     """
+    named, canonical, matched = _read_payload(task_type, payload, volatile, keep, extra_volatile)
+    return Identified(_digest(named, canonical), canonical, None, matched)
+
+
+def _read_payload(
+    task_type: str, payload: object, volatile: Names, keep: Names, extra: Names
+) -> tuple[str, bytes, frozenset[str]]:
     drop = _PAYLOAD_DROP
-    if volatile or keep or extra_volatile:
+    if volatile or keep or extra:
         drop = _payload_drop(
-            _names("volatile", volatile),
-            _names("keep", keep),
-            _names("volatile", extra_volatile),
+            _names("volatile", volatile), _names("keep", keep), _names("volatile", extra)
         )
     if (named := _type_text(task_type)) is None:
         raise FingerprintError(
@@ -109,10 +115,9 @@ def identify_payload(
             path="task_type",
         )
     try:
-        canonical, matched = forms.canonical(payload, drop)
+        return named, *forms.canonical(payload, drop)
     except NoFormError as error:
         raise _no_identity(named, error, in_call=False) from None
-    return Identified(_digest(named, canonical), canonical, None, matched)
 
 
 def task_type_of(fn: Any) -> str:
@@ -438,16 +443,16 @@ class Identity:
     def _compared(self, bound: dict[str, Any], drop: Drop) -> tuple[str, frozenset[str]]:
         """The digest of the arguments; one without a form cannot be compared and is left out."""
         try:
-            text, matched = forms.canonical(bound, drop)
+            data, matched = forms.canonical(bound, drop)
         except NoFormError as error:
             if not error.path:
                 raise
             rest = {name: value for name, value in bound.items() if name != error.path[0]}
             return self._compared(rest, drop)
-        return hashlib.sha256(text.encode()).hexdigest(), matched
+        return hashlib.sha256(data).hexdigest(), matched
 
     def _identified(
-        self, canonical: str, matched: frozenset[str], digest: str | None = None
+        self, canonical: bytes, matched: frozenset[str], digest: str | None = None
     ) -> Identified:
         return Identified(_digest(self._task_type, canonical), canonical, digest, matched)
 
@@ -455,17 +460,19 @@ class Identity:
         return ConfigurationError(f"{self._task_type}: {what}", task_type=self._task_type)
 
 
-def _digest(task_type: str, canonical: str) -> str:
-    return hashlib.sha256(f"{forms.normal(task_type)}:{canonical}".encode()).hexdigest()
+def _digest(task_type: str, canonical: bytes) -> str:
+    return hashlib.sha256(f"{task_type}:".encode() + canonical).hexdigest()
 
 
 def _type_text(task_type: object) -> str | None:
-    """The text of a task type, which may be a member of an enumeration; None if it has none."""
+    """A task type in NFC, also of an enumeration's member; None if it has no valid text."""
+    if type(task_type) is str and task_type.isascii():
+        return task_type
     if isinstance(task_type, Enum):
         task_type = task_type.value
     if not isinstance(task_type, str) or not forms.is_text(task_type):
         return None
-    return str.__str__(task_type)
+    return unicodedata.normalize("NFC", str.__str__(task_type))
 
 
 def _is_async(function: Any) -> bool:

@@ -21,6 +21,7 @@ MAX_DEPTH = 200
 WORTH_A_LOOK = 1_000_000  # values; a larger payload, or a cycle, takes the careful way
 SURELY_PRINTED = 2000  # bits; Python's limit cannot be set lower
 ANY_DEPTH = "**"
+BOXES = frozenset({dict, list, tuple})
 NOBODY: frozenset[str] = frozenset()
 _UNSET = object()
 
@@ -70,8 +71,8 @@ class Drop:
 DROP_NOTHING = Drop()
 
 
-def canonical(value: object, drop: Drop = DROP_NOTHING) -> tuple[str, frozenset[str]]:
-    """The one JSON text of a value.
+def canonical(value: object, drop: Drop = DROP_NOTHING) -> tuple[bytes, frozenset[str]]:
+    """The one JSON text of a value, in UTF-8.
 
     Args:
         value: a payload.
@@ -89,7 +90,7 @@ def canonical(value: object, drop: Drop = DROP_NOTHING) -> tuple[str, frozenset[
     walk = _Walk()
     try:
         form = walk.form(value, drop.paths, drop.own, drop.below)
-        return encode(form), frozenset(walk.matched)
+        return encode(form).encode(), frozenset(walk.matched)
     except RecursionError:
         raise NoFormError(walk.path, "is nested too deeply for this call stack") from None
 
@@ -103,12 +104,7 @@ def is_text(value: str) -> bool:
     return True
 
 
-def normal(value: str) -> str:
-    """A string in NFC."""
-    return value if value.isascii() else unicodedata.normalize("NFC", value)
-
-
-def _quick(value: object, drop: Drop) -> tuple[str, frozenset[str]] | None:
+def _quick(value: object, drop: Drop) -> tuple[bytes, frozenset[str]] | None:
     """The text of a payload that is JSON already, or None: then the walk must tell."""
     matched: list[str] = []
     if type(value) is dict:
@@ -119,51 +115,55 @@ def _quick(value: object, drop: Drop) -> tuple[str, frozenset[str]] | None:
                     less = _without(member, drop.below, matched)
                     if less is not member:
                         value = {**value, key: less}
-    if not _is_plain((value,)):
+    if not _is_plain(value if type(value) in BOXES else (value,)):
         return None
     try:
         text = encode(value)
-    except (ValueError, RecursionError):  # an integer too long to print; a stack nearly used up
+        data = text.encode()
+    except (ValueError, RecursionError):  # what cannot be printed; a stack nearly used up
         return None
     # Whatever JSON escapes composes with nothing, so a normal text holds normal strings only.
-    if not text.isascii() and not (is_text(text) and unicodedata.is_normalized("NFC", text)):
+    if not text.isascii() and unicodedata.normalize("NFC", text) != text:
         return None
-    return text, frozenset(matched)
+    return data, frozenset(matched) if matched else NOBODY
 
 
 def _without(box: dict[Any, Any], names: frozenset[str], matched: list[str]) -> dict[Any, Any]:
-    if hits := [name for name in names if name in box]:
-        matched += hits
-        return {key: value for key, value in box.items() if key not in names}
-    return box
+    if box.keys().isdisjoint(names):
+        return box
+    matched += names & box.keys()
+    return {key: value for key, value in box.items() if key not in names}
 
 
-def _is_plain(root: tuple[object]) -> bool:
+def _is_plain(root: Any) -> bool:
     """Whether a payload is made of exact JSON types with string keys, and of bounded depth.
 
     Level by level, so that it costs little beside the encoder; the count ends a cycle.
     """
     level: list[Any] = [root]
     left = WORTH_A_LOOK
-    for _ in range(MAX_DEPTH + 1):
+    last: type = str  # most values are of the kind of the one before
+    for _ in range(MAX_DEPTH):
         inner = []
         for box in level:
             left -= len(box)
             if left < 0:
                 return False
-            values = box
             if type(box) is dict:
                 for key in box:
                     if type(key) is not str:
                         return False
-                values = box.values()
-            for value in values:
+                box = box.values()  # noqa: PLW2901 # a second name costs a tenth of the time
+            for value in box:
                 kind = type(value)
-                if kind is str or kind is int or kind is float or value is None or kind is bool:
+                if kind is last:
                     continue
-                if kind is not dict and kind is not list and kind is not tuple:
+                if kind is str or kind is int or kind is float or value is None or kind is bool:
+                    last = kind
+                elif kind is dict or kind is list or kind is tuple:
+                    inner.append(value)
+                else:
                     return False
-                inner.append(value)
         if not inner:
             return True
         level = inner

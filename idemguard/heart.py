@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from idemguard.guard import Policy, Wish
     from idemguard.stores import Store
 
+MANY = 1000  # entries with nothing to do are worth a removal
 OWED = 1000  # commands kept for a store that is down
 FIRST, LONGEST = 0.5, 30.0  # seconds until they are tried (again)
 
@@ -54,7 +55,7 @@ class Heart:
             due = time.monotonic() + seconds
             first = not self._due or due < self._due[0][0]
             heapq.heappush(self._due, (due, next(self._numbers), act))
-            if self.dead > 1000 and 2 * self.dead > len(self._due):
+            if self.dead > MANY and 2 * self.dead > len(self._due):
                 self._due = [
                     entry for entry in self._due if not getattr(entry[2], "stopped", False)
                 ]

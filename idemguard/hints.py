@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import sys
 from contextlib import suppress
-from types import SimpleNamespace
+from types import SimpleNamespace, UnionType
 from typing import (
     Annotated,
     Any,
@@ -18,7 +18,7 @@ from typing import (
 )
 
 # their instances are containers, or need no name
-NAMELESS = frozenset({"builtins", "collections", "collections.abc", "typing", "types"})
+NAMELESS = frozenset({"builtins", "collections", "collections.abc", "typing"})
 _PLAIN = frozenset({"datetime", "decimal", "uuid"})
 
 
@@ -43,7 +43,7 @@ def classes_in(annotation: object) -> tuple[list[type], list[str]]:
         elif origin is Annotated:
             waiting.append(get_args(hint)[0])
         elif origin is not None:
-            waiting += [origin, *get_args(hint)]
+            waiting += [*get_args(hint), *([] if origin is UnionType else [origin])]
         elif not isinstance(hint, type):
             # a type variable, a NewType, an alias made by `type`
             waiting.append(getattr(hint, "__constraints__", ()))
@@ -55,14 +55,19 @@ def classes_in(annotation: object) -> tuple[list[type], list[str]]:
         elif hint.__module__ not in NAMELESS and hint.__module__ not in _PLAIN:
             if not _is_typed_dict(hint):  # the values are plain mappings
                 classes.append(hint)
-            waiting += field_hints(hint).values()
+            try:
+                waiting += field_hints(hint).values()
+            except Exception as error:  # noqa: BLE001 - whatever a class does to be looked at
+                problems.append(f"{hint.__qualname__}: {type(error).__name__}")
     return classes, problems
 
 
 def is_model(cls: type) -> bool:
     """Whether it is a pydantic model; this loads nothing."""
     pydantic = sys.modules.get("pydantic")
-    return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+    if pydantic is None or not issubclass(cls, pydantic.BaseModel):
+        return False
+    return cls is not pydantic.BaseModel
 
 
 def field_names(cls: type) -> dict[str, str | None] | None:

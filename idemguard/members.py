@@ -6,6 +6,7 @@ A name that comes out of a store only selects among these classes; nothing is ev
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -180,10 +181,13 @@ def _unfit(cls: type, parts: dict[str, Any]) -> list[str]:
 @lru_cache(maxsize=256)
 def _checks(cls: type) -> dict[str, Any]:
     checks: dict[str, Any] = {}
-    for name, hint in field_hints(cls).items():
-        # in a list, as pydantic takes no configuration for a model alone
-        with suppress(Exception):  # it may not know the type
-            checks[name] = _adapter(list[hint])  # type: ignore[valid-type]
+    hints = field_hints(cls)
+    for name in hints.keys() & (field_names(cls) or {}).keys():
+        with suppress(Exception), warnings.catch_warnings():  # pydantic may not know the type
+            warnings.simplefilter("error")
+            hint: Any = hints[name]
+            # in a list, as it takes no configuration for a model alone
+            checks[name] = _adapter(list[hint])
     return checks
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from idemguard.forks import on_fork
@@ -87,10 +88,8 @@ class InThread:
                 answer = step(*args)
             except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                 failed = error
-            try:
+            with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
                 loop.call_soon_threadsafe(tell, answer, failed)
-            except RuntimeError:
-                pass  # the loop was closed: nobody is there to be told
 
         self._started().put(job)
         return future

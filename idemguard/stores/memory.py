@@ -78,7 +78,7 @@ class MemoryStore:
         record, now = self.look(address)
         if not waits(record, holder, now) and self._room.leave(address, waiter):
             wake()
-        return lambda: self._room.leave(address, waiter) and None
+        return self._room.unpark(address, waiter)
 
     def look(self, address: Address) -> tuple[Record, int]:
         """The record as time has left it, and the clock."""

@@ -36,6 +36,14 @@ class WaitingRoom:
         with self._lock:
             self._waiters.setdefault(address, {})[waiter] = None
 
+    def unpark(self, address: Address, waiter: Waiter) -> Callable[[], None]:
+        """What ends the waiting of one waiter."""
+
+        def leave() -> None:
+            self.leave(address, waiter)
+
+        return leave
+
     def leave(self, address: Address, waiter: Waiter) -> bool:
         """Wait no longer; whether it was still waiting."""
         with self._lock:

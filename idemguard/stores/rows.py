@@ -117,9 +117,10 @@ def claim_row(claim: Claim) -> tuple[Any, ...]:
 
 def claim(where: Address, row: Sequence[Any]) -> Claim:
     """The claim in these columns."""
-    token, nonce, cause, generation, started, holds, *about, digests = row
+    (token, nonce, cause, generation, started, holds,
+     task_type, worker, agent, parent, trace_id, span_id, digests) = row  # fmt: skip
     fields = () if digests is None else tuple(json.loads(digests).items())
-    caller = Caller(*about, fields)
+    caller = Caller(task_type, worker, agent, parent, trace_id, span_id, fields)
     return Claim(where, token, nonce, Cause(cause), generation, started, bool(holds), caller)
 
 

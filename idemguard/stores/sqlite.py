@@ -197,7 +197,7 @@ class SqliteStore:
             raise
         if not waits(record, holder, now) and room.leave(address, waiter):
             wake()
-        return lambda: room.leave(address, waiter) and None
+        return room.unpark(address, waiter)
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -372,7 +372,7 @@ class SqliteStore:
                     f"{self.path}: another process has kept the database locked for longer than "
                     f"{self._patient:g} s ({error})"
                 ) from error
-            hint = _HINTS.get(primary, "")
+            hint = "" if primary is None else _HINTS.get(primary, "")
             raise StoreError(f"{self.path}: {error}{hint}") from error
         except OSError as error:
             raise StoreError(f"{self.path}: {error}") from error
