@@ -103,7 +103,7 @@ class Job:
         log.warn("identity", "%s: executed, but seen by nobody else: %s", self.task_type, error)
         ask = self.ask("")
         made_up = hashlib.sha256(f"{self.task_type}:unseen:{ask.nonce}".encode()).hexdigest()
-        return replace(ask, address=replace(ask.address, fingerprint=made_up), digest=UNSEEN)
+        return replace(ask, address=ask.address._replace(fingerprint=made_up), digest=UNSEEN)
 
     def refuse(self, error: BaseException) -> None:
         """Tell those who listen of a call that got an error before it could ask."""

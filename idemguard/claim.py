@@ -14,8 +14,8 @@ arrival is answered like the first. What happens to a record happens here alone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias, assert_never
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 
 from idemguard.record import (
     Address,
@@ -265,7 +265,7 @@ def aged(record: Record, now: int) -> Record:
     if 0 < record.kept_until <= now:
         return Record()
     if record.result is not None and record.result.gone <= now:
-        return replace(record, result=None)
+        return record._replace(result=None)
     return record
 
 
@@ -319,7 +319,7 @@ def _begin(record: Record, ask: Begin, now: int) -> Step:
     if record.digest is not None and record.digest != ask.digest:
         return record, Conflict(record.runs)
     if result is not None:
-        return replace(record, reused=record.reused + 1), Replay(result, record.runs)
+        return record._replace(reused=record.reused + 1), Replay(result, record.runs)
     holder = living[0]
     if len(living) == 1 and holder.claim.id == ask.beside:
         return _open(_clear_dead(record, now), ask, Cause.FALLBACK, now)
@@ -332,7 +332,7 @@ def _begin_again(record: Record, mine: Execution, ask: Begin, now: int) -> Step:
     claim = mine.claim
     if mine.status is not Status.OPEN or (claim.holds and not record.owns(claim)):
         return record, Over()
-    record = _put(record, replace(mine, until=max(mine.until, now + ask.lease)))
+    record = _put(record, mine._replace(until=max(mine.until, now + ask.lease)))
     return record, _claimed(record, claim, ask)
 
 
@@ -340,11 +340,11 @@ def _renew(record: Record, ask: Renew, now: int) -> Step:
     record, line = _find(record, ask.claim, now)
     if line.ended is not None:
         return record, Over()
-    line = replace(line, spent=_later(line.spent, ask.spent))
+    line = line._replace(spent=_later(line.spent, ask.spent))
     until = min(now + ask.lease, ask.claim.started + ask.max_run)
     if line.status is Status.LOST or until <= now:
         return _put(record, line), Over()
-    line = replace(line, until=max(line.until, until))
+    line = line._replace(until=max(line.until, until))
     return _put(record, line), Renewed(line.until - now, record.owns(ask.claim))
 
 
@@ -367,7 +367,7 @@ def _release(record: Record, ask: Release, now: int) -> Step:
         line = _ended(line, ask.status, ask.spent, now - ask.ago)
         record = _put(record, line)
         if record.owns(ask.claim):
-            record = replace(_vacate(record, ask.claim), cause=_NEXT[ask.status])
+            record = _vacate(record, ask.claim)._replace(cause=_NEXT[ask.status])
     return record, Ended(line.kept, line.status is Status.LATE, record.runs)
 
 
@@ -380,19 +380,18 @@ _NEXT = {
 
 def _withdraw(record: Record, ask: Withdraw) -> Step:
     if ask.nonce not in record.leavers:
-        record = replace(record, leavers=(*record.leavers, ask.nonce)[-LEAVERS:])
+        record = record._replace(leavers=(*record.leavers, ask.nonce)[-LEAVERS:])
     for mine in record.lines:
         if mine.claim.nonce == ask.nonce and mine.ended is None:
             others = tuple(line for line in record.lines if line is not mine)
             record = _vacate(record, mine.claim)
-            record = replace(record, lines=others, runs=record.runs - 1)
+            record = record._replace(lines=others, runs=record.runs - 1)
     return record, Done()
 
 
 def _forget(record: Record, ask: Forget, now: int) -> Step:
     if record.ordered != ask.nonce:
-        record = replace(
-            _tell_lost(record, now),
+        record = _tell_lost(record, now)._replace(
             result=None,
             leader=None,
             fallback=None,
@@ -412,7 +411,7 @@ def _resolve(record: Record, ask: Resolve, now: int) -> Step:
     claim = Claim(
         ask.address, token, ask.nonce, Cause.FORCED, token, now, holds=False, caller=ask.caller
     )
-    record = replace(_tell_lost(record, now), token=token, ordered=ask.nonce)
+    record = _tell_lost(record, now)._replace(token=token, ordered=ask.nonce)
     until = now + ask.ttl
     return _keep(record, Result(claim, ask.value, NOTHING, now, until, until)), Done()
 
@@ -435,13 +434,17 @@ def _open(record: Record, ask: Begin, cause: Cause, now: int, *, holds: bool = T
     claim = Claim(
         ask.address, token, ask.nonce, cause, generation, now, holds=holds, caller=ask.caller
     )
-    record = _put(replace(record, token=token), Execution(claim, now + ask.lease))
-    if holds:
-        record = replace(record, generation=generation, digest=ask.digest)
-        if cause is Cause.FALLBACK:
-            record = replace(record, fallback=claim.id)
-        else:
-            record = replace(record, leader=claim.id)
+    line = Execution(claim, now + ask.lease)
+    if not holds:
+        record = _put(record, line, token=token)
+    elif cause is Cause.FALLBACK:
+        record = _put(
+            record, line, token=token, generation=generation, digest=ask.digest, fallback=claim.id
+        )
+    else:
+        record = _put(
+            record, line, token=token, generation=generation, digest=ask.digest, leader=claim.id
+        )
     return record, _claimed(record, claim, ask)
 
 
@@ -458,29 +461,29 @@ def _find(record: Record, claim: Claim, now: int) -> tuple[Record, Execution]:
     virgin = record.cause is Cause.FIRST and record.leader is None
     leads = claim.holds and virgin and claim.nonce not in record.leavers
     line = Execution(claim, now, Status.OPEN if leads or not claim.holds else Status.LOST)
-    record = _put(replace(record, token=max(record.token, claim.token)), line)
+    record = _put(record, line, token=max(record.token, claim.token))
     if leads:
         generation = claim.generation if record.generation is None else record.generation
-        record = replace(record, leader=claim.id, generation=generation)
+        record = record._replace(leader=claim.id, generation=generation)
     return record, line
 
 
-def _put(record: Record, line: Execution) -> Record:
+def _put(record: Record, line: Execution, **changes: Any) -> Record:
     """Write a line in its place, or as a new one, for which the oldest that are over make room."""
     claim = line.claim
     if any(other.claim.names(claim) for other in record.lines):
         lines = tuple(line if other.claim.names(claim) else other for other in record.lines)
-        return replace(record, lines=lines)
+        return record._replace(lines=lines, **changes)
     spare = len(record.lines) + 1 - LINES
     if spare <= 0:
-        return replace(record, lines=(*record.lines, line), runs=record.runs + 1)
+        return record._replace(lines=(*record.lines, line), runs=record.runs + 1, **changes)
     drop = [other for other in record.lines if _done(record, other)][:spare]
     workers = dict.fromkeys((*record.workers, *(other.claim.caller.worker for other in drop)))
-    return replace(
-        record,
+    return record._replace(
         lines=(*(other for other in record.lines if other not in drop), line),
         runs=record.runs + 1,
         workers=tuple(workers)[-WORKERS:],
+        **changes,
     )
 
 
@@ -500,12 +503,11 @@ def _ended(
     if line.status is Status.LOST and status is not Status.LOST:
         status = Status.LATE
     ended = max(now, line.claim.started)
-    return replace(line, status=status, ended=ended, spent=_later(line.spent, spent), kept=kept)
+    return line._replace(status=status, ended=ended, spent=_later(line.spent, spent), kept=kept)
 
 
 def _keep(record: Record, result: Result) -> Record:
-    return replace(
-        record,
+    return record._replace(
         result=result,
         leader=None,
         fallback=None,
@@ -518,23 +520,23 @@ def _keep(record: Record, result: Result) -> Record:
 def _vacate(record: Record, claim: Claim) -> Record:
     """Leave a place; a fallback whose leader leaves leads."""
     if claim.id == record.leader:
-        return replace(record, leader=record.fallback, fallback=None)
-    return replace(record, fallback=None) if claim.id == record.fallback else record
+        return record._replace(leader=record.fallback, fallback=None)
+    return record._replace(fallback=None) if claim.id == record.fallback else record
 
 
 def _tell_lost(record: Record, now: int) -> Record:
     if all(line.told(now) is line.status for line in record.lines):
         return record
-    lines = tuple(replace(line, status=line.told(now)) for line in record.lines)
-    return replace(record, lines=lines)
+    lines = tuple(line._replace(status=line.told(now)) for line in record.lines)
+    return record._replace(lines=lines)
 
 
 def _clear_dead(record: Record, now: int) -> Record:
     """Before somebody else starts: who holds a place and is dead is lost for good."""
     for line in record.lines:
         if record.owns(line.claim) and not line.lives(now):
-            record = _put(record, replace(line, status=Status.LOST))
-            record = replace(_vacate(record, line.claim), cause=Cause.LOST)
+            record = _put(record, line._replace(status=Status.LOST))
+            record = _vacate(record, line.claim)._replace(cause=Cause.LOST)
     return record
 
 
@@ -548,4 +550,4 @@ def _extend(
     last += [line.until for line in record.lines if line.status is Status.OPEN]
     if record.result is not None:
         last.append(record.result.gone)
-    return replace(record, kept_until=max(last))
+    return record._replace(kept_until=max(last))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from idemguard.errors import ResultUnavailableError, StoreError
@@ -97,7 +98,7 @@ class Codec:
         try:
             return self._dump(value, limit)
         except UnstorableError as error:
-            reason = str(error)
+            reason = str(error)[:2_000]
         except RecursionError:
             reason = "result: nested too deeply; return a flatter value"
         except Exception as error:  # noqa: BLE001 - a body that succeeded must not fail now
@@ -243,42 +244,46 @@ def _weigh(value: list[Any] | dict[Any, Any], depth: int, left: int) -> int:
     return left
 
 
-def _document(tree: object) -> bytes:
-    return _write({_HEADER: FORMAT, "value": tree})
+def _document(tree: object, *, loose: bool = False) -> bytes:
+    return _write({_HEADER: FORMAT, "value": tree, **({"loose": True} if loose else {})})
 
 
 def _restored(document: Any, members: Members) -> object:
-    if type(document) is not dict or document.keys() != {_HEADER, "value"}:
+    if type(document) is not dict or document.keys() - {"loose"} != {_HEADER, "value"}:
         raise UnreadableError("it was not written by idemguard")
     if document[_HEADER] != FORMAT:
         raise UnreadableError(f"its format {document[_HEADER]!r} is unknown")
-    return decode(document["value"], members.together)
+    return decode(document["value"], partial(members.together, loose="loose" in document))
 
 
 def _tagged(value: object, members: Members, limit: int) -> bytes:
     encoder = Encoder(limit, members.apart)
-    data = _fitting(_document(encoder.tree(value)), limit)
-    if encoder.instances and (flaw := _flaw(data, encoder.beside, members)):
-        # now that there is one, look for the place
-        Encoder(limit, members.apart, lambda tree, beside: _verify(tree, beside, members)).tree(
-            value
-        )
-        raise UnstorableError(flaw)
-    return data
+    tree = encoder.tree(value)
+    if not encoder.instances:
+        return _fitting(_document(tree), limit)
+    for loose in (False, True):
+        data = _fitting(_document(tree, loose=loose), limit)
+        if (flaw := _flaw(tree, encoder.beside, members, loose=loose)) is None:
+            return data
+    # now that there is one, look for the place
+    Encoder(limit, members.apart, partial(_verify, members)).tree(value)
+    raise UnstorableError(flaw or "")
 
 
-def _flaw(data: bytes, beside: list[object], members: Members) -> str | None:
+def _flaw(tree: object, beside: list[object], members: Members, *, loose: bool) -> str | None:
     # two values are written alike only when they are the same at every depth
+    data = _document(tree, loose=loose)
     again = Encoder(2 * len(data), members.apart)
     try:
         written = again.tree(_restored(_read(data), members))
     except Exception as error:  # noqa: BLE001 - validators may raise anything
         return f"cannot be restored ({_words(error)})"
-    return None if _document(written) == data and again.beside == beside else "comes back changed"
+    same = _document(written, loose=loose) == data and again.beside == beside
+    return None if same else "comes back changed"
 
 
-def _verify(tree: Any, beside: list[object], members: Members) -> None:
-    if flaw := _flaw(_document(tree), beside, members):
+def _verify(members: Members, tree: Any, beside: list[object]) -> None:
+    if flaw := _flaw(tree, beside, members, loose=True):
         raise UnstorableError(
             f"{tree['$of'][0]} {flaw}; return plain values, or name another class with result=…"
         )

@@ -285,9 +285,10 @@ class Identity:
             possible = name in parameters or (name in usual and self._holds_keys())
             if not possible and (self._options is None or "." in name):
                 raise self._refused(f"keep names {name!r}, which nothing here can be called")
-        decided = self._keep + (self._named or ())
         for name in sorted(AMBIGUOUS.intersection(parameters)):
-            if name not in decided and not _is_whole(name, self._volatile):
+            # A key that names parameters has decided about all of them.
+            decided = self._named is not None or name in self._keep
+            if not decided and not _is_whole(name, self._volatile):
                 raise self._refused(
                     f'it declares {name!r}: write keep=("{name}",) if two values are two tasks, '
                     f'or volatile=("{name}",) if they are one'

@@ -8,7 +8,7 @@ thrown into the flow, so that what they mean is decided here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idemguard.claim import (
@@ -308,7 +308,7 @@ def execute(
         yield from _leave(ask, claim.nonce, "failed")
         return Reply("failed", error=error, waited=admitted.waited)
     if claim.cause is Cause.UNGUARDED:  # its start is told from its end, by the store's clock
-        claim = replace(claim, started=-ran.took)
+        claim = claim._replace(started=-ran.took)
     source, status = "executed", Status.OK
     if ran.error is not None:
         source, status = "failed", Status.FAILED

@@ -222,7 +222,7 @@ class Backlog:
         claim = command.claim
         if claim.cause is Cause.UNGUARDED:
             now = self._store.look(claim.address)[1]
-            claim = replace(claim, started=now - ago + claim.started)
+            claim = claim._replace(started=now - ago + claim.started)
         return replace(command, claim=claim, ago=ago)
 
 

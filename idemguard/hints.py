@@ -18,7 +18,7 @@ from typing import (
 )
 
 # their instances are containers, or need no name
-NAMELESS = frozenset({"builtins", "collections", "collections.abc", "typing"})
+NAMELESS = frozenset({"builtins", "collections", "collections.abc", "inspect", "typing"})
 _PLAIN = frozenset({"datetime", "decimal", "uuid"})
 
 

@@ -123,7 +123,7 @@ class Guard(Hand):
         """
         if not isinstance(fn, Guarded):
             raise ConfigurationError(f"{fn!r} is not decorated with @idempotent")
-        return fn._self_spec.task(args, kwargs, self.settings)
+        return fn._self_spec.task(args, kwargs, self.settings)  # noqa: SLF001 - our own wrapper
 
 
 _NO_SETTINGS = frozenset({"self", "__class__"})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from dataclasses import replace
 from datetime import timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -241,7 +240,7 @@ def _whole(fingerprint: str) -> str:
 
 
 def _as_told(line: Execution, now: int) -> Execution:
-    return line if line.told(now) is line.status else replace(line, status=line.told(now))
+    return line if line.told(now) is line.status else line._replace(status=line.told(now))
 
 
 class AsyncLedger:

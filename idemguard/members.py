@@ -6,7 +6,6 @@ A name that comes out of a store only selects among these classes; nothing is ev
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections import defaultdict
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -18,8 +17,7 @@ from typing import Any
 from idemguard.hints import NAMELESS, classes_in, field_hints, field_names, is_model
 from idemguard.tagged import UnreadableError, UnstorableError
 
-_WITH_STATE = frozenset({list, dict, set, str, bytes, int, float, BaseException})
-_PRIVATE, _SET, _EXTRA, _UNFIT = "$private", "$set", "$extra", "$unfit"  # beside the fields
+_PRIVATE, _SET, _EXTRA = "$private", "$set", "$extra"  # beside a model's fields
 
 
 class Members:
@@ -66,8 +64,14 @@ class Members:
             raise UnstorableError(self._stranger(type(value)))
         return name, *_apart(value, self._classes[name])
 
-    def together(self, name: Any, parts: Any) -> object:
+    def together(self, name: Any, parts: Any, *, loose: bool = False) -> object:
         """The instance that `apart` was given.
+
+        Args:
+            name: of its class.
+            parts: which become its own.
+            loose: whether a field may hold what its annotation does not allow, as Python
+                itself permits; models have rules of their own.
 
         Raises:
             Exception: of any kind, when name and parts are not what `apart` answers.
@@ -75,7 +79,7 @@ class Members:
         """
         if name not in self._classes:
             raise UnreadableError(f"the annotation names no class {name!r}")
-        return _together(self._classes[name], parts)
+        return _together(self._classes[name], parts, loose=loose)
 
     def _stranger(self, cls: type) -> str:
         name = _full_name(cls)
@@ -112,18 +116,19 @@ def _apart(value: Any, cls: type) -> tuple[object, dict[str, object]]:
     names = field_names(cls)
     if names is None:
         return _leaf_apart(value, cls), {}
-    if hidden := next((base for base in cls.__mro__ if base in _WITH_STATE), None):
-        raise UnstorableError(
-            f"{_full_name(cls)} is a {hidden.__name__} beside its fields; return plain values"
-        )
+    for base in cls.__mro__:
+        if base.__module__ == "builtins" and base not in {object, tuple}:
+            raise UnstorableError(
+                f"{_full_name(cls)} is a {base.__name__} beside its fields; return plain values"
+            )
     parts = {name: getattr(value, name) for name in names if hasattr(value, name)}
-    if unfit := _unfit(cls, parts):
-        parts[_UNFIT] = unfit
+    beside = {name: held for name, held in _state(value, cls) if name not in names}
     return parts, {
         name: held
-        for name, held in _state(value, cls)
-        if name not in names
-        and not isinstance(inspect.getattr_static(cls, name, None), cached_property)
+        for name, held in beside.items()
+        # what is computed again, and typing's note of a generic class
+        if not isinstance(inspect.getattr_static(cls, name, None), cached_property)
+        and name != "__orig_class__"
     }
 
 
@@ -138,7 +143,7 @@ def _state(value: object, cls: type) -> Iterator[tuple[str, object]]:
                     continue
 
 
-def _together(cls: Any, parts: Any) -> object:
+def _together(cls: Any, parts: Any, *, loose: bool) -> object:
     if issubclass(cls, Flag):
         if type(parts) is not int:
             raise UnreadableError("a flag is no number")
@@ -152,11 +157,12 @@ def _together(cls: Any, parts: Any) -> object:
         raise UnreadableError(f"{cls.__qualname__} is without fields")
     if names is None:
         return _model_together(cls, parts)
-    unfit = parts.pop(_UNFIT, [])
     if strange := parts.keys() - names.keys():
         raise UnreadableError(f"{cls.__qualname__} has no field {min(strange)!r}")
-    if strange := set(_unfit(cls, parts)) - set(unfit):
-        raise UnreadableError(f"{cls.__qualname__} has another type in {min(strange)!r}")
+    if not loose:
+        for name, check in _checks(cls).items():
+            if name in parts:
+                check.validate_python([parts[name]])
     if issubclass(cls, tuple):
         return cls._make(parts[name] for name in names)
     made = cls(**{alias: parts[name] for name, alias in names.items() if alias and name in parts})
@@ -166,25 +172,12 @@ def _together(cls: Any, parts: Any) -> object:
     return made
 
 
-def _unfit(cls: type, parts: dict[str, Any]) -> list[str]:
-    """The fields that hold what their annotation does not allow, which Python itself permits."""
-    checks = _checks(cls)
-    unfit = []
-    for name in sorted(parts.keys() & checks.keys()):
-        try:
-            checks[name].validate_python([parts[name]])
-        except Exception:  # noqa: BLE001 - whatever a class does to be validated
-            unfit.append(name)
-    return unfit
-
-
 @lru_cache(maxsize=256)
 def _checks(cls: type) -> dict[str, Any]:
     checks: dict[str, Any] = {}
     hints = field_hints(cls)
     for name in hints.keys() & (field_names(cls) or {}).keys():
-        with suppress(Exception), warnings.catch_warnings():  # pydantic may not know the type
-            warnings.simplefilter("error")
+        with suppress(Exception):  # pydantic may not know the type
             hint: Any = hints[name]
             # in a list, as it takes no configuration for a model alone
             checks[name] = _adapter(list[hint])
@@ -233,10 +226,7 @@ def _adapter(cls: type) -> Any:
     from pydantic import ConfigDict, TypeAdapter  # noqa: PLC0415 - loaded on first need
 
     config = ConfigDict(
-        ser_json_bytes="base64",
-        val_json_bytes="base64",
-        ser_json_inf_nan="strings",
-        arbitrary_types_allowed=True,
+        ser_json_bytes="base64", val_json_bytes="base64", ser_json_inf_nan="strings"
     )
     return TypeAdapter(cls, config=config)
 

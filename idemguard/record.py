@@ -1,13 +1,13 @@
 """What is kept of one key: its record, its executions, its result.
 
 Times are whole milliseconds of the store's clock. Absent is None, never something falsy.
+Named tuples, since they are copied with changes several times a command, and cheaply so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from idemguard.usage import NOTHING, Spent, Usage
 
@@ -54,8 +54,7 @@ class Status(StrEnum):
     LATE = "late"  # ended after it was told lost
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a task's record stands."""
 
     namespace: str
@@ -64,8 +63,7 @@ class Address:
     version: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(NamedTuple):
     """Who asks, and on what occasion; the rules never look at it."""
 
     task_type: str
@@ -77,8 +75,7 @@ class Caller:
     digests: tuple[tuple[str, str], ...] = ()  # of the payload's fields
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """The right to execute; its holder sends it with every later command."""
 
     address: Address
@@ -100,8 +97,7 @@ class Claim:
         return self.token == other.token and self.nonce == other.nonce
 
 
-@dataclass(frozen=True, slots=True)
-class Execution:
+class Execution(NamedTuple):
     """One execution: a line of the ledger.
 
     Attributes:
@@ -215,8 +211,7 @@ class Execution:
         return self.spent.price_version
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """What was kept of an execution, for others to reuse."""
 
     claim: Claim  # of the execution, or the order, that it came from
@@ -227,8 +222,7 @@ class Result:
     gone: int  # and nobody after this
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """All that is known of one address."""
 
     token: int = 0  # the highest ever given

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 COST_DIGITS = 12  # costs are whole numbers of 10**-12 units of currency, so that sums are exact
 
@@ -60,8 +60,7 @@ class Usage:
         return _sum((self.input_tokens, self.output_tokens))
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """What an execution has spent so far, as its ledger line keeps it.
 
     Attributes:

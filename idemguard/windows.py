@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from idemguard.claim import Begin, Complete, InFlight, Release, Replay, Withdraw
 from idemguard.record import DUPLICATES, Cause, Execution, Record, Status
@@ -58,8 +58,7 @@ COUNTERS: tuple[str, ...] = (
 Counts: TypeAlias = "Counter[str]"
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(NamedTuple):
     """Which window."""
 
     start: int  # ms
@@ -146,11 +145,10 @@ class _Book(dict[Key, "Counts"]):
 
 
 def _lines(book: _Book, before: Record, after: Record, command: Command, now: int) -> None:
-    was = {line.claim.id: line for line in before.lines}
     for line in after.lines:
-        old = was.pop(line.claim.id, None)
-        if line is old:
+        if any(line is old for old in before.lines):
             continue
+        old = next((old for old in before.lines if old.claim.names(line.claim)), None)
         counts = book.at(line.claim.started, line.claim.caller)
         if old is None:
             _start(counts, line, before.runs, 1)
@@ -160,9 +158,10 @@ def _lines(book: _Book, before: Record, after: Record, command: Command, now: in
             if outcome is not None:
                 book.at(now, line.claim.caller)[f"call_{outcome}"] += 1
     if isinstance(command, Withdraw):
-        for line in was.values():  # its body never started
-            counts = book.at(line.claim.started, line.claim.caller)
-            _start(counts, line, before.runs - 1, -1)
+        for line in before.lines:  # its body never started
+            if not any(line.claim.names(new.claim) for new in after.lines):
+                counts = book.at(line.claim.started, line.claim.caller)
+                _start(counts, line, before.runs - 1, -1)
 
 
 def _start(counts: Counts, line: Execution, earlier: int, by: int) -> None:
