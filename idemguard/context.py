@@ -59,7 +59,6 @@ class Current:
         "_meter",
         "claim",
         "ended",
-        "idempotency_key",
         "loop",
         "parent",
         "renewed",
@@ -82,7 +81,10 @@ class Current:
         self._meter = Meter(price, CURRENCY)
         self._confirm = confirm
         self.started = self.renewed = time.monotonic()
-        self.idempotency_key = idempotency_key(claim)
+
+    @property
+    def idempotency_key(self) -> str:
+        return idempotency_key(self.claim)
 
     @property
     def task_type(self) -> str:
