@@ -369,7 +369,7 @@ class Identity:
             ConfigurationError: `extra_volatile` makes every parameter volatile.
 
         """
-        extra = frozenset(extra_volatile)
+        extra = frozenset(extra_volatile) if extra_volatile else NOBODY
         drop = self._drops.get(extra)
         if drop is None:
             drop = self._drops[extra] = self._compile(extra)
