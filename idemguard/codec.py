@@ -219,7 +219,7 @@ def _plain(value: object, limit: int) -> bytes:
 def _weigh(value: list[Any] | dict[Any, Any], depth: int, left: int) -> int:
     # what is left of the bytes at best, for a value that shares its parts may be endless as text
     left -= 2 * len(value)
-    if depth > DEPTH or left < 0:
+    if depth > DEPTH:
         raise _NotPlainError
     items: Iterable[Any] = value
     if type(value) is dict:
