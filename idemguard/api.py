@@ -48,6 +48,7 @@ class Task:
     scope: str = ""
     version: str | None = None
     codec: Codec = field(default_factory=Codec, compare=False, repr=False)
+    digest: str | None = field(default=None, compare=False, repr=False)  # behind an explicit key
 
     @classmethod
     def of(
@@ -146,7 +147,7 @@ class Claim:
 
     def _completion(self, result: object, usage: object) -> Complete:
         policy = self._job.policy
-        value = self._job.codec.dump(result, limit=self._engine.limit)
+        value = self._job.encode(_name(self.task), result)
         spent = self._spent(usage)
         return Complete(self._claim, value, policy.ttl, policy.lease, spent, policy.retention)
 
@@ -220,6 +221,12 @@ class Desk:
                     self._engine = Engine(self._settings)
         return self._engine
 
+    def close(self) -> None:
+        """Tell the store what is owed to it, and close it; a store that was never used is not opened."""
+        if self._engine is not None:
+            self._engine.backlog.settle()
+            self._engine.store.close()
+
     def job(self, task: Task) -> Job:
         """How calls of this task are guarded where no decorator says more."""
         _check_task(task)
@@ -227,7 +234,7 @@ class Desk:
 
     def ask(self, task: Task, worker_id: str | None) -> Ask:
         """The question of one call."""
-        ask = self.job(task).ask(task.fingerprint, None, worker_id)
+        ask = self.job(task).ask(task.fingerprint, task.digest, worker_id)
         return replace(ask, address=self.address(task))
 
     def address(self, task: Task) -> Address:
@@ -246,13 +253,12 @@ class Desk:
             ConfigurationError: this result cannot be stored.
 
         """
+        address = self.address(task)
         value = task.codec.dump(result, limit=self.engine.limit)
         if value.codec == "unstorable":
             raise ConfigurationError(f"{_name(task)}: {value.data.decode(errors='replace')}")
         caller = Caller(task.task_type, context.present_worker(), context.present_agent())
-        return Resolve(
-            self.address(task), _nonce(), caller, value, self._policy.ttl, self._policy.retention
-        )
+        return Resolve(address, _nonce(), caller, value, self._policy.ttl, self._policy.retention)
 
     def resolved(self, task: Task, answer: object) -> None:
         """Raise where a fresh result is kept."""
@@ -359,8 +365,7 @@ class Hand:
 
     def close(self) -> None:
         """Tell the store what is owed to it, and give back what it holds open."""
-        self._desk.engine.backlog.settle()
-        self._desk.engine.store.close()
+        self._desk.close()
 
 
 class AsyncHand:
@@ -405,6 +410,4 @@ class AsyncHand:
 
     async def close(self) -> None:
         """As `Guard.close`."""
-        engine = self._desk.engine
-        await asyncio.to_thread(engine.backlog.settle)
-        await asyncio.to_thread(engine.store.close)
+        await asyncio.to_thread(self._desk.close)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import os
 import time
@@ -19,7 +18,7 @@ from idemguard.errors import (
     ResultUnavailableError,
     StoreError,
 )
-from idemguard.guard import Admitted, Ask, Ran, Reply, call, execute, task_name, unguarded
+from idemguard.guard import Ask, Entry, Ran, Reply, call, execute, task_name, unguarded
 from idemguard.heart import Beat
 from idemguard.outcome import Outcome, declined, outcome
 from idemguard.record import Address, Caller, Cause, Claim, Mode
@@ -86,8 +85,8 @@ class Job:
         """As `run`, from a coroutine."""
         reply = self._reentrant(ask)
         if reply is None:
-            need_asyncio()
-            flow, engine = self._flow(ask), self.engine
+            loop, flow, engine = need_asyncio(), self._flow(ask), self.engine
+            context.coroutines.add(ask.nonce, loop)
             try:
                 reply = await adrive(
                     flow, engine.aio, engine.backlog, lambda c: self._abody(c, body)
@@ -96,6 +95,8 @@ class Job:
                 raise
             except BaseException as error:  # noqa: BLE001 - told like any other end
                 reply = Reply("failed", error=error)
+            finally:
+                context.coroutines.remove(ask.nonce)
         return self._end(ask, reply)
 
     def unseen(self, error: Exception) -> Ask:
@@ -110,9 +111,11 @@ class Job:
         context.tell(outcome(Reply("refused", error=error), None, self.task_type, ""))
 
     def _flow(self, ask: Ask) -> Generator[Wish, Any, Reply]:
-        encode = self._encoder(ask)
+        def encode(value: Any) -> Value:
+            return self.encode(task_name(ask), value)
+
         if ask.digest is UNSEEN:
-            return execute(ask, Admitted(None), unguarded(ask), encode, declined)
+            return execute(Entry(ask, unguarded(ask)), encode, declined)
         return call(ask, encode, declined)
 
     def _reentrant(self, ask: Ask) -> Reply | None:
@@ -130,7 +133,7 @@ class Job:
     # --- the body --------------------------------------------------------------------------------
 
     def _body(self, claim: Claim, body: Callable[[], Any]) -> Ran:
-        execution, beat = self._start(claim, None)
+        execution, beat = self._start(claim)
         value, error = None, None
         try:
             with context.inside(execution):
@@ -140,7 +143,7 @@ class Job:
         return self._stop(execution, beat, value, error)
 
     async def _abody(self, claim: Claim, body: Callable[[], Awaitable[Any]]) -> Ran:
-        execution, beat = self._start(claim, asyncio.get_running_loop())
+        execution, beat = self._start(claim)
         value, error = None, None
         try:
             with context.inside(execution):
@@ -152,13 +155,10 @@ class Job:
             error = raised
         return self._stop(execution, beat, value, error)
 
-    def _start(
-        self, claim: Claim, loop: asyncio.AbstractEventLoop | None
-    ) -> tuple[Current, Beat | None]:
-        execution = Current(claim, price=self.engine.price, confirm=self._confirm, loop=loop)
+    def _start(self, claim: Claim) -> tuple[Current, Beat | None]:
+        execution = Current(claim, price=self.engine.price, confirm=self._confirm)
         if execution.parent is not None:
             execution.parent.holds_others()
-        context.running.add(execution)
         if claim.cause is Cause.UNGUARDED:
             return execution, None
         self.engine.tend()
@@ -171,7 +171,7 @@ class Job:
     ) -> Ran:
         if beat is not None:
             beat.stop()
-        context.running.remove(execution)
+        execution.ended = True
         if error is None and self.usage is not None:
             self._read_usage(execution, value)
         took = round((time.monotonic() - execution.started) * 1000)
@@ -206,25 +206,28 @@ class Job:
         except StoreError:
             return False  # nobody can say so: then it must count as lost
         if isinstance(answer, Renewed) and answer.owns:
-            execution.renewed = asked
+            execution.renewed = asked - (self.policy.lease - answer.left) / 1000
             return True
         execution.lose()
         return False
 
-    def _encoder(self, ask: Ask) -> Callable[[Any], Value]:
-        def encode(value: Any) -> Value:
-            stored = self.codec.dump(value, limit=self.engine.limit)
-            if stored.codec == "unstorable":
-                reason = stored.data.decode(errors="replace")
-                log.warn(
-                    f"unstorable {self.task_type}",
-                    "%s: executed, but its result cannot be kept, and later calls get a "
-                    "ResultUnavailableError: %s",
-                    task_name(ask), reason,
-                )  # fmt: skip
-            return stored
+    def encode(self, name: str, value: Any) -> Value:
+        """A result as a store keeps it; one that cannot be kept is told in the log.
 
-        return encode
+        Args:
+            name: of the task, as people are shown it.
+            value: what its execution came to.
+
+        """
+        stored = self.codec.dump(value, limit=self.engine.limit)
+        if stored.codec == "unstorable":
+            log.warn(
+                f"unstorable {self.task_type}",
+                "%s: executed, but its result cannot be kept, and later calls get a "
+                "ResultUnavailableError: %s",
+                name, stored.data.decode(errors="replace"),
+            )  # fmt: skip
+        return stored
 
     # --- the end -----------------------------------------------------------------------------------
 

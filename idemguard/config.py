@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypedDict
 
 from idemguard.errors import ConfigurationError
 from idemguard.guard import Policy
@@ -19,6 +19,7 @@ from idemguard.stores import Store, open_store
 Seconds: TypeAlias = "float | timedelta"
 
 DAY = 86_400.0
+LONGEST = 1e12  # seconds: any store can add it to its clock
 MODES = ("enforce", "observe", "off")
 SHARED_NOTHING = {
     "KUBERNETES_SERVICE_HOST": "Kubernetes",
@@ -27,6 +28,31 @@ SHARED_NOTHING = {
     "CLOUD_RUN_JOB": "Cloud Run",
 }
 ROOT_MARKS = ("pyproject.toml", "setup.cfg", ".git")
+
+
+class Policies(TypedDict, total=False):
+    """What can be said of a guard, and of one callable; absent and None are the same."""
+
+    ttl: Seconds | None
+    lease: Seconds | None
+    max_run: Seconds | str | None
+    wait_timeout: Seconds | None
+    on_timeout: str | None
+    on_lost: str | None
+    on_store_error: str | None
+    mode: str | None
+
+
+class Given(Policies, total=False):
+    """The keywords of a guard."""
+
+    store: str | Store | None
+    namespace: str | None
+    volatile: Collection[str]
+    pricer: Pricer | None
+    max_result_bytes: int | None
+    retention: Seconds | None
+    window_retention: Seconds | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +76,7 @@ class Settings:
     window_retention: Seconds | None = field(default=8 * DAY)  # None: for ever
 
 
-POLICIES = (
-    "ttl", "lease", "max_run", "wait_timeout", "on_timeout", "on_lost", "on_store_error", "mode",
-)  # fmt: skip
+POLICIES = tuple(sorted(Policies.__optional_keys__))
 _CHOICES = {
     "on_timeout": ("fallback", "raise"),
     "on_lost": ("rerun", "raise"),
@@ -87,8 +111,11 @@ def settings(given: Mapping[str, Any]) -> Settings:
         milliseconds("retention", found.retention, least=1)
     if found.window_retention is not None:
         milliseconds("window_retention", found.window_retention, least=1)
-    if isinstance(found.volatile, str) or not all(isinstance(name, str) for name in found.volatile):
-        raise ConfigurationError("volatile= takes a collection of names")
+    volatile = found.volatile
+    if isinstance(volatile, str) or not isinstance(volatile, Collection):
+        raise ConfigurationError(f"volatile= takes a collection of names, not {volatile!r}")
+    for name in volatile:
+        text("volatile", name)
     return found
 
 
@@ -174,9 +201,9 @@ def milliseconds(name: str, value: object, *, least: int) -> int:
         raise ConfigurationError(
             f"{name}= takes seconds (a number or a timedelta){more}, not {value!r}"
         )
-    if not math.isfinite(seconds) or math.ceil(seconds * 1000) < least:
-        bound = "0 or more" if least == 0 else "more than 0"
-        raise ConfigurationError(f"{name}= takes {bound} seconds, not {value!r}")
+    if not 0 <= seconds <= LONGEST or math.ceil(seconds * 1000) < least:
+        bound = "0" if least == 0 else "more than 0"
+        raise ConfigurationError(f"{name}= takes {bound} to {LONGEST:.0e} seconds, not {value!r}")
     return math.ceil(seconds * 1000)
 
 

@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import socket
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -59,7 +58,6 @@ class Current:
         "_meter",
         "claim",
         "ended",
-        "loop",
         "parent",
         "renewed",
         "started",
@@ -71,11 +69,9 @@ class Current:
         *,
         price: Price | None,
         confirm: Callable[[Current], bool],
-        loop: asyncio.AbstractEventLoop | None,
     ) -> None:
         self.claim = claim
-        self.parent = _current.get()
-        self.loop = loop
+        self.parent = current()
         self.ended = False
         self._lost = False
         self._meter = Meter(price, CURRENCY)
@@ -174,35 +170,36 @@ def idempotency_key(claim: Claim) -> str:
     return "ig-" + hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:48]
 
 
-class Running:
-    """The executions whose bodies run in this process, by id."""
+class Coroutines:
+    """The calls of this process that run on a loop, by nonce: from the question to the end told."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._all: dict[str, Current] = {}
+        self._loops: dict[str, asyncio.AbstractEventLoop] = {}
 
-    def add(self, execution: Current) -> None:
-        """It starts."""
-        self._all[execution.claim.id] = execution
+    def add(self, nonce: str, loop: asyncio.AbstractEventLoop) -> None:
+        """A call begins."""
+        self._loops[nonce] = loop
 
-    def remove(self, execution: Current) -> None:
-        """It has ended."""
-        execution.ended = True
-        self._all.pop(execution.claim.id, None)
+    def remove(self, nonce: str) -> None:
+        """It is over."""
+        self._loops.pop(nonce, None)
 
-    def on_loop(self, holder: str | None, loop: asyncio.AbstractEventLoop) -> bool:
-        """Whether that execution is a coroutine of this very loop."""
-        execution = None if holder is None else self._all.get(holder)
-        return execution is not None and execution.loop is loop
+    def need(self, loop: asyncio.AbstractEventLoop, holder: str | None) -> bool:
+        """Whether that execution is of such a call, and stands still while this loop does."""
+        nonce = "" if holder is None else holder.partition("-")[2]
+        return self._loops.get(nonce.partition(".")[0]) is loop  # without the attempt's number
 
 
-running = Running()
+coroutines = Coroutines()
 
 
 def current() -> Current | None:
     """The execution whose body is running here; None outside of one."""
     execution = _current.get()
-    return None if execution is None or execution.ended else execution
+    if execution is None or not execution.ended:
+        return execution
+    # a task that outlived the body which started it is still part of the one around that
+    return next((e for e in execution.ancestors() if not e.ended), None)
 
 
 def above(address: Address) -> Current | None:
@@ -224,7 +221,7 @@ def _set(variable: ContextVar[_T], value: _T) -> Iterator[None]:
         variable.reset(token)
 
 
-def inside(execution: Current) -> Any:
+def inside(execution: Current) -> AbstractContextManager[None]:
     """Make an execution the current one."""
     return _set(_current, execution)
 
@@ -245,42 +242,42 @@ def record_usage(source: object = None, /, **given: Any) -> None:
 def _name(what: str, name: str) -> str:
     if not isinstance(name, str) or not name:
         raise ConfigurationError(f"{what}() takes a name that is not empty, not {name!r}")
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{what}() takes valid Unicode, not {name!r}") from None
     return name
 
 
-def worker(name: str) -> Any:
+def worker(name: str) -> AbstractContextManager[None]:
     """Say who is calling: `with worker("w-3"): ...`."""
     return _set(_worker, _name("worker", name))
 
 
-def agent(name: str) -> Any:
+def agent(name: str) -> AbstractContextManager[None]:
     """Say whom calls are booked to: `with agent("researcher"): ...`."""
     return _set(_agent, _name("agent", name))
 
 
-def scope(name: str) -> Any:
+def scope(name: str) -> AbstractContextManager[None]:
     """Widen the address: the same task in another scope is another record; scopes nest."""
     part = _name("scope", name).replace("%", "%25").replace("/", "%2F")
     outer = _scope.get()
     return _set(_scope, f"{outer}/{part}" if outer else part)
 
 
-def bypass() -> Any:
+def bypass() -> AbstractContextManager[None]:
     """Execute without looking: counted as forced, and the kept result is left alone."""
     return _set(_bypass, True)
 
 
-def capture() -> Any:
+@contextmanager
+def capture() -> Iterator[list[Outcome[Any]]]:
     """Collect the outcome of every guarded call in this context as it ends.
 
     `with capture() as calls:` gives a list that grows; tasks and threads that inherit the
     context add to it as well.
     """
-    return _captured()
-
-
-@contextmanager
-def _captured() -> Iterator[list[Outcome[Any]]]:
     calls: list[Outcome[Any]] = []
     with _set(_listeners, (*_listeners.get(), calls)):
         yield calls

@@ -162,7 +162,7 @@ def _not_on_its_own_loop(wish: Await) -> None:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    if context.running.on_loop(wish.holder, loop):
+    if context.coroutines.need(loop, wish.holder):
         raise ReentrantCallError(
             f"a plain call on an event loop would wait for task {wish.address.fingerprint[:16]}, "
             "which a coroutine of this very loop is executing: neither could go on. Call it from "

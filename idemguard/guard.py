@@ -145,6 +145,17 @@ class Admitted:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """Leave to execute."""
+
+    ask: Ask
+    claim: Claim
+    waited: int = 0  # ms
+    conflict: bool = False
+    trouble: StoreError | None = None  # why it is unguarded
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """What a call came to, whoever executed it."""
 
@@ -183,6 +194,14 @@ def call(
         declined: whether a value hands the task back; never raises.
 
     """
+    entry = yield from enter(ask)
+    if isinstance(entry, Reply):
+        return entry
+    return (yield from execute(entry, encode, declined))
+
+
+def enter(ask: Ask) -> Generator[Wish, Any, Entry | Reply]:
+    """The first half of `call`: leave to execute, or what the call came to without it."""
     try:
         admitted: Admitted = yield from admit(ask)
     except GeneratorExit:  # dropped, not driven: nobody is there to perform a wish
@@ -192,6 +211,7 @@ def call(
     except BaseException as error:  # noqa: BLE001 - told in the reply, raised by who asked
         trouble = error if isinstance(error, StoreError) else None
         return Reply(_came_to(error), error=error, trouble=trouble)
+    waited, trouble = admitted.waited, admitted.trouble
     match admitted.answer:
         case Replay(result=result, runs=runs):
             return Reply(
@@ -199,14 +219,13 @@ def call(
                 claim=result.claim,
                 result=result,
                 spent=result.spent,
-                waited=admitted.waited,
+                waited=waited,
                 runs=runs,
             )
-        case Claimed(claim=claim):
-            return (yield from execute(ask, admitted, claim, encode, declined))
+        case Claimed(claim=claim, conflict=conflict):
+            return Entry(ask, claim, waited, conflict)
         case None:
-            claim = unguarded(ask)
-            return (yield from execute(ask, admitted, claim, encode, declined))
+            return Entry(ask, unguarded(ask), waited, trouble=trouble)
 
 
 def unguarded(ask: Ask) -> Claim:
@@ -292,13 +311,10 @@ def _leave(ask: Ask, nonce: str, outcome: str) -> Flow:
 
 
 def execute(
-    ask: Ask,
-    admitted: Admitted,
-    claim: Claim,
-    encode: Callable[[Any], Value],
-    declined: Callable[[Any], bool],
+    entry: Entry, encode: Callable[[Any], Value], declined: Callable[[Any], bool]
 ) -> Generator[Wish, Any, Reply]:
-    """Execute the body by a claim, and tell its end: the second half of `call`."""
+    """The second half of `call`: execute the body by a claim, and tell its end."""
+    ask, claim = entry.ask, entry.claim
     policy = ask.policy
     try:
         ran: Ran = yield Execute(claim)
@@ -306,7 +322,7 @@ def execute(
         raise
     except BaseException as error:  # noqa: BLE001 - the body did not start
         yield from _leave(ask, claim.nonce, "failed")
-        return Reply("failed", error=error, waited=admitted.waited)
+        return Reply("failed", error=error, waited=entry.waited)
     if claim.cause is Cause.UNGUARDED:  # its start is told from its end, by the store's clock
         claim = claim._replace(started=-ran.took)
     source, status = "executed", Status.OK
@@ -327,18 +343,17 @@ def execute(
     else:
         end = Release(claim, status, ran.spent, policy.retention)
     told, trouble, interrupted = yield from settle(end)
-    conflict = admitted.answer is not None and getattr(admitted.answer, "conflict", False)
     return Reply(
         source,
         value=ran.value,
         error=ran.error if interrupted is None else interrupted,
         claim=claim,
         spent=ran.spent,
-        waited=admitted.waited,
+        waited=entry.waited,
         runs=None if told is None else told.runs,
         lost=told is not None and told.lost,
-        conflict=conflict,
-        trouble=trouble or admitted.trouble,
+        conflict=entry.conflict,
+        trouble=trouble or entry.trouble,
     )
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from idemguard.stores import Store
 
 MANY = 1000  # entries with nothing to do are worth a removal
-OWED = 1000  # commands kept for a store that is down
+OWED = 2000  # commands kept for a store that is down: an unguarded execution owes two
 FIRST, LONGEST = 0.5, 30.0  # seconds until they are tried (again)
 
 
@@ -41,7 +41,9 @@ class Heart:
     def _begin(self) -> None:
         self._due: list[tuple[float, int, Callable[[], float | None]]] = []
         self._numbers = itertools.count()
-        self._changed = threading.Condition(threading.Lock())
+        # callers take the bare lock: a Condition's stays locked where Ctrl-C hits who takes it
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self.dead = 0  # entries that will have nothing to do
 
@@ -51,7 +53,7 @@ class Heart:
 
     def after(self, seconds: float, act: Callable[[], float | None]) -> None:
         """Call `act` after so many seconds, and again after as many as it returns; None: no more."""
-        with self._changed:
+        with self._lock:
             due = time.monotonic() + seconds
             first = not self._due or due < self._due[0][0]
             heapq.heappush(self._due, (due, next(self._numbers), act))
@@ -62,10 +64,9 @@ class Heart:
                 heapq.heapify(self._due)
                 self.dead = 0
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._run, name="idemguard-heart", daemon=True
-                )
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name="idemguard-heart", daemon=True)
+                thread.start()
+                self._thread = thread
             elif first:
                 self._changed.notify()
 
@@ -147,7 +148,8 @@ class Beat:
         except Exception as error:  # noqa: BLE001 - of a store that raises what it should not
             return self._flow.throw(StoreError(str(error)))
         if isinstance(answer, Renewed):
-            execution.renewed = asked
+            # less than a lease is left where max_run ends sooner
+            execution.renewed = asked - (self._policy.lease - answer.left) / 1000
         return self._flow.send(answer)
 
 
@@ -177,7 +179,7 @@ class Backlog:
         return len(self._owed)
 
     def put(self, command: Command) -> None:
-        """Keep a command; of more than 1,000, the oldest is dropped with a warning."""
+        """Keep a command; of more than `OWED`, the oldest is dropped with a warning."""
         with self._lock:
             if len(self._owed) == OWED:
                 self._owed.popleft()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import threading
 import typing
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 import wrapt
 
@@ -15,26 +16,43 @@ from idemguard.calls import Job
 from idemguard.codec import Codec
 from idemguard.context import present_scope
 from idemguard.drive import need_asyncio
-from idemguard.errors import ConfigurationError, FingerprintError
+from idemguard.errors import ConfigurationError
 from idemguard.fingerprint import Identity, identify_payload, task_type_of
 from idemguard.record import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
-    from idemguard.config import Seconds
+    from idemguard.config import Given
     from idemguard.engine import Engine
     from idemguard.fingerprint import Key
     from idemguard.guard import Ask
     from idemguard.outcome import Outcome
-    from idemguard.pricing import Pricer
-    from idemguard.stores import Store
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
 
 _ABSENT: Any = object()
+
+
+class TaskOptions(config.Policies, total=False):
+    """What can be said of one task."""
+
+    volatile: Iterable[str]
+    keep: Iterable[str]
+    version: str | None
+    result: Any
+    usage: Callable[[Any], Any] | None
+    agent: str | None
+    guard: Guard | None
+
+
+class Options(TaskOptions, total=False):
+    """What can be said of one callable."""
+
+    task_type: str | None
+    key: Key | None
 
 
 class Guard(Hand):
@@ -64,27 +82,8 @@ class Guard(Hand):
 
     """
 
-    def __init__(
-        self,
-        *,
-        store: str | Store | None = None,
-        namespace: str | None = None,
-        volatile: Collection[str] = (),
-        ttl: Seconds | None = None,
-        lease: Seconds | None = None,
-        max_run: Seconds | str | None = None,
-        wait_timeout: Seconds | None = None,
-        on_timeout: str | None = None,
-        on_lost: str | None = None,
-        on_store_error: str | None = None,
-        mode: str | None = None,
-        pricer: Pricer | None = None,
-        max_result_bytes: int | None = None,
-        retention: Seconds | None = None,
-        window_retention: Seconds | None = 8 * config.DAY,
-    ) -> None:
-        given = {name: value for name, value in locals().items() if name not in _NO_SETTINGS}
-        self.settings = config.settings(given)
+    def __init__(self, **settings: Unpack[Given]) -> None:
+        self.settings = config.settings(settings)
         self._desk = Desk(self.settings)
 
     @property
@@ -97,14 +96,44 @@ class Guard(Hand):
         """`claim`, `wait_result`, `peek`, `forget`, `resolve`, `ledger` and `close`, to be awaited."""
         return AsyncHand(self._desk)
 
+    @overload
+    def idempotent(self, fn: Callable[P, R], /) -> Callable[P, R]: ...
+
+    @overload
+    def idempotent(
+        self, /, **options: Unpack[Options]
+    ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+
     def idempotent(self, fn: Any = None, /, **options: Any) -> Any:
         """As `idemguard.idempotent`, by this guard."""
-        return idempotent(fn, **{"guard": self} | options)
+        return _decorate(fn, {"guard": self} | options)
+
+    @overload
+    def run_task(
+        self,
+        task_type: str,
+        payload: Any,
+        fn: Callable[[Any], Coroutine[Any, Any, T]],
+        *,
+        worker_id: str | None = None,
+        **policy: Unpack[TaskOptions],
+    ) -> Awaitable[Outcome[T]]: ...
+
+    @overload
+    def run_task(
+        self,
+        task_type: str,
+        payload: Any,
+        fn: Callable[[Any], T],
+        *,
+        worker_id: str | None = None,
+        **policy: Unpack[TaskOptions],
+    ) -> Outcome[T]: ...
 
     def run_task(
         self,
         task_type: str,
-        payload: object,
+        payload: Any,
         fn: Callable[[Any], Any],
         *,
         worker_id: str | None = None,
@@ -126,10 +155,7 @@ class Guard(Hand):
         return fn._self_spec.task(args, kwargs, self.settings)  # noqa: SLF001 - our own wrapper
 
 
-_NO_SETTINGS = frozenset({"self", "__class__"})
-
-
-def configure(**settings: Any) -> Guard:
+def configure(**settings: Unpack[Given]) -> Guard:
     """Set the guard that counts wherever none is given; what is not given counts as default.
 
     Args:
@@ -142,7 +168,6 @@ def configure(**settings: Any) -> Guard:
         ConfigurationError: a keyword that there is not, or a value that cannot be; it is named.
 
     """
-    config.settings(settings)
     guard = Guard(**settings)
     _configured.append(guard)
     engine.use(lambda: guard.engine)
@@ -151,11 +176,16 @@ def configure(**settings: Any) -> Guard:
 
 
 _configured: list[Guard] = []
+_first = threading.Lock()
 
 
 def default_guard() -> Guard:
     """The configured guard; with nothing configured, one of defaults."""
-    return _configured[-1] if _configured else configure()
+    if not _configured:
+        with _first:
+            if not _configured:
+                configure()
+    return _configured[-1]
 
 
 class Spec:
@@ -173,11 +203,11 @@ class Spec:
     def __init__(self, fn: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.fn = fn
         self.options = options
+        _check_options(options)
         self.guard: Guard | None = options.get("guard")
-        if self.guard is not None and not isinstance(self.guard, Guard):
-            raise ConfigurationError(f"guard= takes a Guard, not {self.guard!r}")
         self.is_async = _is_async(fn)
-        self.task_type = options.get("task_type") or task_type_of(fn)
+        named = options.get("task_type")
+        self.task_type = task_type_of(fn) if named is None else config.text("task_type", named)
         self.identity = Identity(
             inspect.signature(fn),
             task_type=self.task_type,
@@ -187,7 +217,6 @@ class Spec:
             configured=() if self.guard is None else self.guard.settings.volatile,
         )
         self.codec = _codec(fn, options.get("result", _ABSENT), self.task_type)
-        _check_options(options)
         self._job: tuple[Guard, Job | None] | None = None
 
     def job(self) -> Job | None:
@@ -222,7 +251,9 @@ class Spec:
         """The task that a call is."""
         found = self.identity.identify(args, kwargs, extra_volatile=settings.volatile)
         version = self.options.get("version")
-        return Task(self.task_type, found.fingerprint, present_scope(), version, self.codec)
+        return Task(
+            self.task_type, found.fingerprint, present_scope(), version, self.codec, found.digest
+        )
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of a plain function."""
@@ -295,7 +326,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
     for name in ("version", "agent"):
         if options.get(name) is not None:
             config.text(name, options[name])
-    usage = options.get("usage")
+    guard, usage = options.get("guard"), options.get("usage")
+    if guard is not None and not isinstance(guard, Guard):
+        raise ConfigurationError(f"guard= takes a Guard, not {guard!r}")
     if usage is not None and (not callable(usage) or _is_async(usage)):
         raise ConfigurationError(f"usage= takes a plain function of the result, not {usage!r}")
 
@@ -321,26 +354,7 @@ def idempotent(fn: Callable[P, R], /) -> Callable[P, R]: ...
 
 
 @overload
-def idempotent(
-    *,
-    task_type: str | None = None,
-    key: Key | None = None,
-    volatile: Iterable[str] = (),
-    keep: Iterable[str] = (),
-    version: str | None = None,
-    ttl: Seconds | None = None,
-    lease: Seconds | None = None,
-    max_run: Seconds | str | None = None,
-    wait_timeout: Seconds | None = None,
-    on_timeout: str | None = None,
-    on_lost: str | None = None,
-    on_store_error: str | None = None,
-    mode: str | None = None,
-    result: Any = ...,
-    usage: Callable[[Any], Any] | None = None,
-    agent: str | None = None,
-    guard: Guard | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def idempotent(**options: Unpack[Options]) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 
 
 def idempotent(fn: Any = None, /, **options: Any) -> Any:
@@ -376,17 +390,15 @@ def idempotent(fn: Any = None, /, **options: Any) -> Any:
         ConfigurationError: an argument that cannot be; it is named.
 
     """
-    if unknown := sorted(options.keys() - _OPTIONS):
+    return _decorate(fn, options)
+
+
+def _decorate(fn: Any, options: Mapping[str, Any]) -> Any:
+    if unknown := sorted(options.keys() - Options.__optional_keys__):
         raise ConfigurationError(f"@idempotent takes no {', '.join(unknown)}")
     if fn is None:
         return functools.partial(_guarded, options=options)
     return _guarded(fn, options=options)
-
-
-_OPTIONS = frozenset({
-    "task_type", "key", "volatile", "keep", "version", "result", "usage", "agent", "guard",
-    *config.POLICIES,
-})  # fmt: skip
 
 
 def _guarded(fn: Any, *, options: Mapping[str, Any]) -> Any:
@@ -404,7 +416,7 @@ def run_task(
     fn: Callable[[Any], Coroutine[Any, Any, T]],
     *,
     worker_id: str | None = None,
-    **policy: Any,
+    **policy: Unpack[TaskOptions],
 ) -> Awaitable[Outcome[T]]: ...
 
 
@@ -415,7 +427,7 @@ def run_task(
     fn: Callable[[Any], T],
     *,
     worker_id: str | None = None,
-    **policy: Any,
+    **policy: Unpack[TaskOptions],
 ) -> Outcome[T]: ...
 
 
@@ -445,7 +457,7 @@ def run_task(
         Exception: whatever `fn` raises, and the errors of a guarded call.
 
     """
-    if unknown := sorted(policy.keys() - (_OPTIONS - {"task_type", "key"})):
+    if unknown := sorted(policy.keys() - TaskOptions.__optional_keys__):
         raise ConfigurationError(f"run_task takes no {', '.join(unknown)}")
     config.text("task_type", task_type)
     if worker_id is not None:
@@ -474,7 +486,9 @@ def _ask(job: Job, payload: object, policy: Mapping[str, Any], worker_id: str | 
             keep=policy.get("keep", ()),
             extra_volatile=job.engine.settings.volatile,
         )
-    except FingerprintError as error:
+    except ConfigurationError:
+        raise
+    except Exception as error:
         if job.policy.mode is Mode.OBSERVE:
             return job.unseen(error)
         job.refuse(error)
@@ -498,7 +512,7 @@ def _off(
         fingerprint = identify_payload(
             task_type, payload, volatile=policy.get("volatile", ()), keep=policy.get("keep", ())
         ).fingerprint
-    except FingerprintError:
+    except Exception:  # noqa: BLE001 - switched off, nothing may stand in the way
         fingerprint = ""
     if not _is_async(fn):
         return Outcome("unguarded", fn(payload), task_type, fingerprint)

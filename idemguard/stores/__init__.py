@@ -70,7 +70,10 @@ class Store(Protocol):
         ...
 
     def tend(self, window_retention: int | None) -> None:
-        """Remove what is over, roll windows up to hours; None keeps windows for ever."""
+        """Remove what is over, roll windows up to hours; None keeps windows for ever.
+
+        A store need not do it more often than once a minute.
+        """
         ...
 
     def close(self) -> None:

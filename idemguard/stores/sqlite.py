@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import os
 import secrets
 import sqlite3
-import threading
 import time
-from contextlib import contextmanager
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from idemguard.claim import Begin, Forget, Resolve, aged, transition, waits, wakes
-from idemguard.errors import ConfigurationError, StoreError, StoreUnavailableError
+from idemguard.errors import ConfigurationError, StoreError
 from idemguard.forks import on_fork
 from idemguard.record import Mode, Record
 from idemguard.stores import rows
 from idemguard.stores.bridge import InThread
+from idemguard.stores.file import File
 from idemguard.stores.room import Waiter, WaitingRoom
-from idemguard.stores.watch import Watch
-from idemguard.windows import COUNTERS, SPAN, entries, rolled
+from idemguard.stores.watch import LAST_HINT, Watch
+from idemguard.windows import COUNTERS, FINE, HOUR, SPAN, entries, rolled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -28,42 +29,39 @@ if TYPE_CHECKING:
     from idemguard.claim import Answer, Command
     from idemguard.record import Address, Execution
     from idemguard.stores import Unpark
-    from idemguard.windows import Entries, Window
+    from idemguard.windows import Window
 
-APPLICATION = 0x1DE36A2D  # marks the file as ours
 PATIENCE = 5.0  # seconds that a busy database is waited for
 BRIEF = 0.25  # and by a call that is only observed: it must not be held up
 TEND = 60_000  # ms between two removals of what is over, of all processes together
-BATCH = 500  # records removed in one transaction
-UPGRADE = "upgrade idemguard, or give this project a file of its own (store=)"
+BATCH = 500  # records read, or removed, in one transaction
+SEEN = 256  # records whose rows need not be parsed again
+NOBODY = Record()
 
-_LINE = ", ".join(rows.LINE)
-_RECORD = ", ".join(rows.RECORD)
 _PLACE = "namespace, fingerprint, scope, version"
 _AT = "namespace = ? AND fingerprint = ? AND scope = ? AND version = ?"
-_SELECT = f"SELECT id, {_RECORD} FROM record WHERE {_AT}"
-_SELECT_LINES = f"SELECT id, {_LINE} FROM line WHERE record = ? ORDER BY id"
-_SELECT_RESULT = f"SELECT {', '.join(rows.RESULT)} FROM result WHERE record = ?"
-_SELECT_TIMES = _SELECT_RESULT.replace(" data,", " NULL,")
-_HINTED = "(SELECT max(hinted) + 1 FROM record)"
-
-
-def _marks(names: tuple[str, ...]) -> str:
-    return ", ".join("?" * len(names))
-
-
-def _sets(names: tuple[str, ...]) -> str:
-    return ", ".join(f"{name} = ?" for name in names)
-
-
-_INSERT = f"INSERT INTO record ({_PLACE}, {_RECORD}) VALUES (?, ?, ?, ?, {_marks(rows.RECORD)})"
-_UPDATE = f"UPDATE record SET {_sets(rows.RECORD)} WHERE id = ?"
-_HINT = f"UPDATE record SET hint = ?, hinted = {_HINTED} WHERE id = ? RETURNING hinted"
-_INSERT_LINE = f"INSERT INTO line (record, {_LINE}) VALUES (?, {_marks(rows.LINE)})"
-_UPDATE_LINE = f"UPDATE line SET {_sets(rows.LINE)} WHERE id = ?"
-_PUT_RESULT = (
-    f"INSERT OR REPLACE INTO result (record, {', '.join(rows.RESULT)}) "
-    f"VALUES (?, {_marks(rows.RESULT)})"
+_SELECT = (
+    "SELECT id, head, lines, reused, kept_until, waited, source, codec, at, until, gone, {data} "
+    f"FROM record LEFT JOIN result ON record = id WHERE {_AT}"
+)
+_WHOLE, _TIMES = _SELECT.format(data="data"), _SELECT.format(data="NULL")
+_INSERT = (
+    f"INSERT INTO record ({_PLACE}, head, lines, reused, kept_until, expires, first, last, due) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_UPDATE = (
+    "UPDATE record SET head = ?, lines = ?, reused = ?, kept_until = ?, expires = ?, "
+    "first = ?, last = ?, due = ? WHERE id = ?"
+)
+_REUSE = "UPDATE record SET reused = ?, kept_until = ? WHERE id = ?"
+_PUT_RESULT = "INSERT OR REPLACE INTO result VALUES (?, ?, ?, ?, ?, ?, ?)"
+# larger than every earlier one, also where the row of the last was removed
+_HINT = (
+    "UPDATE record SET hint = ?, waited = ?, hinted = max(?, "
+    f"1 + coalesce(({LAST_HINT}), 0)) WHERE id = ?"
+)
+_WINDOWS = (
+    f"SELECT start, span, task_type, agent, {', '.join(COUNTERS)} FROM window WHERE namespace = ?"
 )
 
 
@@ -89,14 +87,11 @@ class SqliteStore:
     ) -> None:
         self.path = Path(path).absolute()
         self._check_path()
-        self._patience = patience
+        self._file = File(self.path, patience)
         self._clock = clock or _wall
         self._room = WaitingRoom()
-        self._watch = Watch(self._room, self._connect, self.path.name)
-        self._lock = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._patient = patience
-        self._abandoned: list[sqlite3.Connection] = []
+        self._watch = Watch(self._room, self._file)
+        self._known = _Rows()
         on_fork(self)
 
     @classmethod
@@ -131,168 +126,211 @@ class SqliteStore:
         return InThread(self)
 
     def forked(self) -> None:
-        """Open anew: a connection must not be used, nor closed, on both sides of a fork."""
-        if self._connection is not None:
-            self._abandoned.append(self._connection)
-        self._connection = None
-        self._lock = threading.RLock()
+        """The parent's connection and waiters stay the parent's."""
+        self._file.forked()
+        self._known = _Rows()
         self._room = WaitingRoom()
-        self._watch = Watch(self._room, self._connect, self.path.name)
+        self._watch = Watch(self._room, self._file)
 
     # --- commands ------------------------------------------------------------------------------
 
     def perform(self, command: Command) -> Answer:
         """One command in one immediate transaction."""
         observed = isinstance(command, Begin) and command.mode is Mode.OBSERVE
-        hinted = None
-        with self._transaction(BRIEF if observed else self._patience) as connection:
-            now = self._clock()
-            whole = isinstance(command, (Begin, Resolve))
-            found = self._load(connection, command, now, whole=whole)
-            after, answer = transition(found.record, command, now)
-            booked = entries(found.record, after, command, answer, now)
-            whom = wakes(found.record, after, command, now)
-            if after is not found.record:
-                found.write(connection, command.address, after)
-            self._book(connection, command.address.namespace, booked)
-            if whom is not None and found.id is not None:
-                hinted = connection.execute(_HINT, (whom, found.id)).fetchone()[0]
-        if hinted is not None:
-            self._watch.own(hinted)
+        step = partial(self._step, command)
+        answer, whom = self._file.write(step, BRIEF if observed else None)
         self._room.call(command.address, whom)
         return answer
 
-    def _load(
-        self, connection: sqlite3.Connection, command: Command, now: int, *, whole: bool
-    ) -> _Found:
-        found = _Found()
-        try:
-            found.read(connection, command.address, whole=whole)
-        except (ValueError, TypeError, KeyError) as error:
-            if not isinstance(command, Forget):
-                raise StoreError(
-                    f"{self.path}: the row of task {command.address.fingerprint[:16]} is damaged "
-                    f"({error}). forget() the task to drop it.",
-                    fingerprint=command.address.fingerprint,
-                ) from error
-            found.drop(connection)
-        found.record = aged(found.record, now)
-        return found
-
-    @staticmethod
-    def _book(connection: sqlite3.Connection, namespace: str, booked: Entries) -> None:
-        for key, counts in booked.items():
-            values = (namespace, key.start, SPAN, key.task_type, key.agent or "")
+    def _step(self, command: Command, connection: sqlite3.Connection) -> tuple[Answer, str | None]:
+        address, now = command.address, self._clock()
+        found = self._found(connection, command)
+        before = aged(found.record, now)
+        after, answer = transition(before, command, now)
+        whom = wakes(before, after, command, now)
+        if after is not found.record:
+            self._known.write(connection, found, address, after)
+        for key, counts in entries(before, after, command, answer, now).items():
+            values = (address.namespace, key.start, SPAN, key.task_type, key.agent or "")
             connection.execute(_upsert(tuple(counts)), (*values, *counts.values()))
+        if whom is not None and found.waited:
+            hint = f"{whom} {self._watch.name}"
+            connection.execute(_HINT, (hint, whom == "one", now, found.id))
+        return answer, whom
+
+    def _found(self, connection: sqlite3.Connection, command: Command) -> _Found:
+        whole = isinstance(command, (Begin, Resolve))
+        try:
+            return self._known.read(connection, command.address, whole=whole)
+        except _DamageError as error:
+            if not isinstance(command, Forget):
+                raise self._damaged(command.address, error) from error
+        return _afresh(connection, command.address)
+
+    def _damaged(self, address: Address, error: Exception) -> StoreError:
+        return StoreError(
+            f"{self.path}: the row of task {address.fingerprint[:16]} is damaged "
+            f"({error}); forget() the task to drop it",
+            fingerprint=address.fingerprint,
+        )
 
     def park(self, address: Address, holder: str | None, wake: Callable[[], None]) -> Unpark:
         """Wait in the room, which a thread watches the file for."""
         room, waiter = self._room, Waiter(holder, wake)
         room.enter(address, waiter)
         try:
-            self._watch.start()
-            record, now = self.look(address)
+            self._file.read(lambda _: self._watch.start())
+            over = self._over(address, holder)
         except BaseException:
             room.leave(address, waiter)
             raise
-        if not waits(record, holder, now) and room.leave(address, waiter):
+        if over and room.leave(address, waiter):
             wake()
-        return room.unpark(address, waiter)
+
+        def unpark() -> None:
+            room.leave(address, waiter)
+
+        return unpark
+
+    def _over(self, address: Address, holder: str | None) -> bool:
+        """Whether there is nothing to wait for; else other processes know that somebody waits."""
+
+        def over(connection: sqlite3.Connection, *, writes: bool = False) -> bool | None:
+            found, now = self._read(connection, address), self._clock()
+            if not waits(found.record, holder, now):
+                return True
+            if writes:
+                found.expect(connection, address, now)
+            return False if found.waited or writes else None
+
+        told = self._file.read(over)
+        return self._file.write(partial(over, writes=True)) is True if told is None else told
 
     # --- reading -------------------------------------------------------------------------------
 
+    def _read(self, connection: sqlite3.Connection, address: Address) -> _Found:
+        try:
+            return self._known.read(connection, address, whole=True)
+        except _DamageError as error:
+            raise self._damaged(address, error) from error
+
     def look(self, address: Address) -> tuple[Record, int]:
         """The record as time has left it, and the clock."""
-        with self._reading() as connection:
-            found, now = _Found(), self._clock()
-            found.read(connection, address, whole=True)
-            return aged(found.record, now), now
+        record = self._file.read(lambda connection: self._read(connection, address)).record
+        now = self._clock()
+        return aged(record, now), now
+
+    def _rows(self, query: str, *values: Any) -> list[Any]:
+        return self._file.read(lambda connection: connection.execute(query, values).fetchall())
 
     def addresses(self, namespace: str, prefix: str) -> list[Address]:
         """Where there are records whose fingerprint starts so."""
-        with self._reading() as connection:
-            found = connection.execute(
-                f"SELECT {_PLACE} FROM record WHERE namespace = ? AND fingerprint >= ? "
-                "AND fingerprint < ? AND kept_until > ? ORDER BY id",
-                (namespace, prefix, prefix + "\U0010ffff", self._clock()),
-            )
-            return [rows.address(row) for row in found]
+        found = self._rows(
+            f"SELECT {_PLACE} FROM record WHERE namespace = ? AND fingerprint >= ? "
+            "AND fingerprint < ? AND kept_until > ? ORDER BY id",
+            namespace, prefix, prefix + "\U0010ffff", self._clock(),
+        )  # fmt: skip
+        return [rows.address(row) for row in found]
 
     def overdue(self, namespace: str) -> list[Address]:
         """Where executions stand open whose lease is past."""
-        with self._reading() as connection:
-            found = connection.execute(
-                f"SELECT DISTINCT {_PLACE} FROM record JOIN line ON line.record = record.id "
-                "WHERE line.status = 'open' AND line.until <= ? AND namespace = ?",
-                (self._clock(), namespace),
-            )
-            return [rows.address(row) for row in found]
+        found = self._rows(
+            f"SELECT {_PLACE} FROM record WHERE namespace = ? AND id IN "
+            "(SELECT id FROM record INDEXED BY record_times WHERE due <= ?) ORDER BY id",
+            namespace, self._clock(),
+        )  # fmt: skip
+        return [rows.address(row) for row in found]
 
     def lines(self, namespace: str, since: int, until: int) -> Iterator[Execution]:
         """The executions that started in this time, oldest first; read in batches."""
-        columns = ", ".join(f"line.{name}" for name in rows.LINE)
-        query = (
-            f"SELECT line.id, {_PLACE}, {columns} FROM line JOIN record ON line.record = record.id "
-            "WHERE namespace = ? AND started < ? AND (started, line.id) > (?, ?) "
-            "ORDER BY started, line.id LIMIT 1000"
-        )
-        last = (since, -1)
-        while True:
-            with self._reading() as connection:
-                batch = connection.execute(query, (namespace, until, *last)).fetchall()
-                found = [rows.line(rows.address(row[1:5]), row[5:]) for row in batch]
-            if not batch:
-                return
-            last = (found[-1].claim.started, batch[-1][0])
-            yield from found
+        found = self._rows(
+            "SELECT id FROM record INDEXED BY record_times "
+            "WHERE namespace = ? AND first < ? AND last >= ? ORDER BY first, id",
+            namespace, until, since,
+        )  # fmt: skip
+        # records come by their first start: a line is due when no later record can precede it
+        waiting: list[tuple[int, int, int, Execution]] = []
+        numbers = itertools.count()
+        for first, lines in self._batches([id_ for (id_,) in found]):
+            while waiting and waiting[0][0] < first:
+                yield heapq.heappop(waiting)[-1]
+            for line in lines:
+                if since <= line.started < until:
+                    entry = (line.started, line.claim.token, next(numbers), line)
+                    heapq.heappush(waiting, entry)
+        while waiting:
+            yield heapq.heappop(waiting)[-1]
+
+    def _batches(self, ids: list[int]) -> Iterator[tuple[int, list[Execution]]]:
+        for start in range(0, len(ids), BATCH):
+            batch = ids[start : start + BATCH]
+            found = self._rows(
+                f"SELECT {_PLACE}, first, lines FROM record "
+                f"WHERE id IN ({', '.join(map(str, batch))}) ORDER BY first, id"
+            )
+            for *place, first, lines in found:
+                address = rows.address(place)
+                try:
+                    executions = [rows.execution(address, line) for line in lines.splitlines()]
+                except UNREADABLE as error:
+                    raise self._damaged(address, error) from error
+                yield first, executions
 
     def windows(self, namespace: str, since: int, until: int) -> list[Window]:
         """The windows that overlap this time."""
-        with self._reading() as connection:
-            found = connection.execute(
-                f"SELECT start, span, task_type, agent, {', '.join(COUNTERS)} FROM window "
-                "WHERE namespace = ? AND start < ? AND start + span > ? ORDER BY start",
-                (namespace, until, since),
-            )
-            return [rows.window(row) for row in found]
+        found = self._rows(
+            f"{_WINDOWS} AND start BETWEEN ? AND ? AND start + span > ? ORDER BY start",
+            namespace, since - HOUR, until - 1, since,
+        )  # fmt: skip
+        return [rows.window(row) for row in found]
 
     def secret(self, namespace: str) -> bytes:
         """The namespace's secret."""
-        with self._transaction(self._patience) as connection:
-            connection.execute(
-                "INSERT OR IGNORE INTO namespace VALUES (?, ?)",
-                (namespace, secrets.token_bytes(32)),
-            )
+        fresh = secrets.token_bytes(32)
+
+        def step(connection: sqlite3.Connection) -> bytes:
+            connection.execute("INSERT OR IGNORE INTO namespace VALUES (?, ?)", (namespace, fresh))
             found = connection.execute("SELECT secret FROM namespace WHERE name = ?", (namespace,))
             return bytes(found.fetchone()[0])
+
+        return self._file.write(step)
 
     # --- upkeep --------------------------------------------------------------------------------
 
     def tend(self, window_retention: int | None) -> None:
         """Remove what is over, in short transactions, where no process did so a minute ago."""
         now = self._clock()
-        with self._transaction(self._patience) as connection:
-            mine = connection.execute(
-                "UPDATE tended SET at = ? WHERE at NOT BETWEEN ? AND ?", (now, now - TEND, now)
-            )
-            if not mine.rowcount:
-                return
+        if not self._file.write(partial(self._begin_to_tend, now, window_retention)):
+            return
+        records = "SELECT id FROM record INDEXED BY record_times WHERE expires <= ?"
+        self._remove(records, "record", "id", "expires", now)
+        self._remove("SELECT record FROM result WHERE gone <= ?", "result", "record", "gone", now)
+
+    def _begin_to_tend(
+        self, now: int, window_retention: int | None, connection: sqlite3.Connection
+    ) -> bool:
+        mine = connection.execute(
+            "UPDATE tended SET at = ? WHERE at NOT BETWEEN ? AND ?", (now, now - TEND, now)
+        )
+        if mine.rowcount:
             self._roll(connection, now, window_retention)
-        removed = BATCH
-        while removed == BATCH:
-            with self._transaction(self._patience) as connection:
-                over = connection.execute(
-                    "SELECT id FROM record WHERE expires <= ? LIMIT ?", (now, BATCH)
-                ).fetchall()
-                for table, column in (("line", "record"), ("result", "record"), ("record", "id")):
-                    connection.executemany(f"DELETE FROM {table} WHERE {column} = ?", over)
-                removed = len(over)
-        with self._transaction(self._patience) as connection:
-            connection.execute(
-                "DELETE FROM result WHERE record IN (SELECT record FROM result WHERE gone <= ? "
-                "LIMIT ?)",
-                (now, BATCH),
-            )
+        return bool(mine.rowcount)
+
+    def _remove(self, query: str, table: str, key: str, time: str, now: int) -> None:
+        ids = [str(id_) for (id_,) in self._rows(query, now)]
+        for start in range(0, len(ids), BATCH):
+            # not those that have come to life meanwhile
+            over = f"{key} IN ({', '.join(ids[start : start + BATCH])}) AND {time} <= ?"
+
+            def step(connection: sqlite3.Connection, over: str = over) -> None:
+                if table == "record":
+                    mine = (
+                        f"DELETE FROM result WHERE record IN (SELECT id FROM record WHERE {over})"
+                    )
+                    connection.execute(mine, (now,))
+                connection.execute(f"DELETE FROM {table} WHERE {over}", (now,))
+
+            self._file.write(step)
 
     def _roll(self, connection: sqlite3.Connection, now: int, window_retention: int | None) -> None:
         if window_retention is not None:
@@ -302,9 +340,8 @@ class SqliteStore:
         names = connection.execute("SELECT DISTINCT namespace FROM window").fetchall()
         for (namespace,) in names:
             found = connection.execute(
-                f"SELECT start, span, task_type, agent, {', '.join(COUNTERS)} FROM window "
-                "WHERE namespace = ? AND span = ? ORDER BY start LIMIT 10000",
-                (namespace, SPAN),
+                f"{_WINDOWS} AND span = ? AND start <= ? ORDER BY start LIMIT 10000",
+                (namespace, SPAN, now - FINE),
             )
             drop, put = rolled([rows.window(row) for row in found], now)
             connection.executemany(
@@ -315,201 +352,141 @@ class SqliteStore:
                     for w in drop
                 ],
             )
-            for w in put:
+            for w in filter(lambda w: w.counts, put):
                 values = (namespace, w.key.start, w.span, w.key.task_type, w.key.agent or "")
                 connection.execute(_upsert(tuple(w.counts)), (*values, *w.counts.values()))
 
     def close(self) -> None:
         """Close the file."""
         self._watch.stop()
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
-
-    # --- the connection ----------------------------------------------------------------------------
-
-    @contextmanager
-    def _transaction(self, patience: float) -> Iterator[sqlite3.Connection]:
-        with self._reading(patience) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _reading(self, patience: float | None = None) -> Iterator[sqlite3.Connection]:
-        patience = self._patience if patience is None else patience
-        if not self._lock.acquire(timeout=patience):
-            raise StoreUnavailableError(
-                f"{self.path}: another thread of this process has used it for {patience:g} s"
-            )
-        try:
-            with self._speaking():
-                if self._connection is None:
-                    self._connection = self._open()
-                if patience != self._patient:
-                    self._connection.execute(f"PRAGMA busy_timeout = {int(patience * 1000)}")
-                    self._patient = patience
-                yield self._connection
-        finally:
-            self._lock.release()
-
-    @contextmanager
-    def _speaking(self) -> Iterator[None]:
-        """Errors of the database in words."""
-        try:
-            yield
-        except sqlite3.Error as error:
-            code = getattr(error, "sqlite_errorcode", None)
-            primary = None if code is None else code & 0xFF
-            if primary in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-                raise StoreUnavailableError(
-                    f"{self.path}: another process has kept the database locked for longer than "
-                    f"{self._patient:g} s ({error})"
-                ) from error
-            hint = "" if primary is None else _HINTS.get(primary, "")
-            raise StoreError(f"{self.path}: {error}{hint}") from error
-        except OSError as error:
-            raise StoreError(f"{self.path}: {error}") from error
-
-    def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(
-            self.path,
-            timeout=self._patience,
-            isolation_level=None,
-            check_same_thread=False,
-            cached_statements=512,
-        )
-
-    def _open(self) -> sqlite3.Connection:
-        self._make_folder()
-        connection = self._connect()
-        try:
-            self._wal(connection)
-            connection.execute("PRAGMA synchronous = NORMAL")
-            self._prepare(connection)
-        except BaseException:
-            connection.close()
-            raise
-        self._patient = self._patience
-        return connection
-
-    def _make_folder(self) -> None:
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if folder.name == ".idemguard" and not ignore.exists():
-            ignore.write_text("*\n")
-
-    def _wal(self, connection: sqlite3.Connection) -> None:
-        # switching to WAL does not wait for others that switch at the same moment
-        end = time.monotonic() + self._patience
-        while True:
-            try:
-                connection.execute("PRAGMA journal_mode = WAL")
-            except sqlite3.OperationalError as error:
-                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
-                if not busy or time.monotonic() > end:
-                    raise
-                threading.Event().wait(0.005)
-            else:
-                return
-
-    def _prepare(self, connection: sqlite3.Connection) -> None:
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            (owner,) = connection.execute("PRAGMA application_id").fetchone()
-            (schema,) = connection.execute("PRAGMA user_version").fetchone()
-            (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-            if owner not in (0, APPLICATION) or (owner == 0 and tables):
-                raise StoreError(
-                    f"{self.path}: a database of another application; {UPGRADE.split(', or ')[1]}"
-                )
-            if schema > rows.SCHEMA:
-                raise StoreError(
-                    f"{self.path}: written by a newer idemguard (schema {schema}, this one knows "
-                    f"{rows.SCHEMA}); {UPGRADE}"
-                )
-            if not tables:
-                for table in rows.TABLES:
-                    connection.execute(table)
-                connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {rows.SCHEMA}")
-            connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
-            raise
+        for address in self._room.waiting():  # whoever waits asks again, and so opens it anew
+            self._room.call(address, "all")
+        self._file.close()
 
 
-_HINTS = {
-    sqlite3.SQLITE_READONLY: "; give it a place that can be written to (store=)",
-    sqlite3.SQLITE_CANTOPEN: "; is its folder there, and may it be written to?",
-    sqlite3.SQLITE_NOTADB: "; choose another file (store=), or move this one away",
-    sqlite3.SQLITE_CORRUPT: "; move it away, and a new one is begun",
-    sqlite3.SQLITE_FULL: "; make room on the disk",
-}
+# what a row raises that a failing disk, or somebody else, has written to
+UNREADABLE = (ValueError, TypeError, KeyError, AttributeError)
+
+
+class _DamageError(Exception):
+    """A row that cannot be read."""
 
 
 class _Found:
-    """A record as it was read, and the rows that it was read from."""
+    """A record as it was read, and what it was read from."""
 
-    __slots__ = ("has_result", "id", "lines", "record")
+    __slots__ = ("has_result", "id", "record", "texts", "waited")
 
     def __init__(self) -> None:
         self.id: int | None = None
-        self.record = Record()
-        self.has_result = False
-        self.lines: dict[tuple[int, str], tuple[int, Execution]] = {}
+        self.record = NOBODY
+        self.has_result = self.waited = False
+        self.texts: tuple[str, ...] = ()  # of its lines
 
-    def read(self, connection: sqlite3.Connection, address: Address, *, whole: bool) -> None:
-        row = connection.execute(_SELECT, rows.place(address)).fetchone()
-        if row is None:
-            return
-        self.id = row[0]
-        lines = []
-        for id_, *columns in connection.execute(_SELECT_LINES, (self.id,)):
-            line = rows.line(address, columns)
-            self.lines[line.claim.token, line.claim.nonce] = id_, line
-            lines.append(line)
-        select = _SELECT_RESULT if whole else _SELECT_TIMES
-        kept = connection.execute(select, (self.id,)).fetchone()
-        self.has_result = kept is not None
-        result = None if kept is None else rows.result(address, kept)
-        self.record = rows.record(row[1:], result, lines)
+    def only_reused(self, after: Record) -> bool:
+        """Whether nothing was changed but the count of its reuses, and how long it is kept."""
+        before = self.record
+        if after.lines is not before.lines or after.result is not before.result:
+            return False
+        return after._replace(reused=before.reused, kept_until=before.kept_until) == before
 
-    def drop(self, connection: sqlite3.Connection) -> None:
-        """What cannot be read: remove it, so that the address is as good as new."""
-        for table, column in (("line", "record"), ("result", "record"), ("record", "id")):
-            connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (self.id,))
-        self.id, self.record, self.lines, self.has_result = None, Record(), {}, False
-
-    def write(self, connection: sqlite3.Connection, address: Address, after: Record) -> None:
-        """Write what has changed."""
+    def expect(self, connection: sqlite3.Connection, address: Address, now: int) -> None:
+        """From now on, commands on this record leave a hint for other processes."""
         if self.id is None:
-            values = (*rows.place(address), *rows.record_row(after))
-            self.id = connection.execute(_INSERT, values).lastrowid
+            nothing = (rows.head(NOBODY), "", 0, 0, now + HOUR, None, None, None)
+            self.id = connection.execute(_INSERT, (*rows.place(address), *nothing)).lastrowid
+        connection.execute("UPDATE record SET waited = 1 WHERE id = ?", (self.id,))
+
+
+def _afresh(connection: sqlite3.Connection, address: Address) -> _Found:
+    """Remove what stands there, so that the address is as good as new."""
+    place, here = rows.place(address), f"SELECT id FROM record WHERE {_AT}"
+    connection.execute(f"DELETE FROM result WHERE record IN ({here})", place)
+    connection.execute(f"DELETE FROM record WHERE id IN ({here})", place)
+    found = _Found()
+    found.waited = True  # perhaps
+    return found
+
+
+class _Rows:
+    """Reads and writes rows; those that it has seen lately need not be parsed again."""
+
+    def __init__(self) -> None:
+        # a head, and the texts of lines, as they stand in the file: and what they say
+        self._seen: dict[Address, tuple[str, str, Record, tuple[str, ...]]] = {}
+
+    def read(self, connection: sqlite3.Connection, address: Address, *, whole: bool) -> _Found:
+        """What stands there; where not whole, without the result's data."""
+        answer = connection.execute(_WHOLE if whole else _TIMES, rows.place(address))
+        try:
+            row = answer.fetchone()
+            return _Found() if row is None else self._parsed(address, row)
+        except sqlite3.OperationalError as error:
+            if hasattr(error, "sqlite_errorcode"):
+                raise
+            raise _DamageError(error) from error  # a text that is none
+        except UNREADABLE as error:
+            raise _DamageError(f"{type(error).__name__}: {error}") from error
+
+    def _parsed(self, address: Address, row: tuple[Any, ...]) -> _Found:
+        found = _Found()
+        found.id, head, lines, reused, kept_until, found.waited, *result = row
+        seen = self._seen.get(address)
+        if seen is not None and seen[0] == head and seen[1] == lines:
+            _, _, record, found.texts = seen
         else:
-            connection.execute(_UPDATE, (*rows.record_row(after), self.id))
-        left = dict(self.lines)
-        for line in after.lines:
-            id_, old = left.pop((line.claim.token, line.claim.nonce), (None, None))
-            if old is None:
-                connection.execute(_INSERT_LINE, (self.id, *rows.line_row(line)))
-            elif line is not old:
-                connection.execute(_UPDATE_LINE, (*rows.line_row(line), id_))
-        for id_, _ in left.values():
-            connection.execute("DELETE FROM line WHERE id = ?", (id_,))
+            found.texts = tuple(lines.splitlines())
+            record = rows.bare(head, [rows.execution(address, text) for text in found.texts])
+            self._keep(address, head, lines, record, found.texts)
+        found.has_result = result[0] is not None
+        if not all(
+            type(number) is int
+            for number in (reused, kept_until, *(result[2:5] if found.has_result else ()))
+        ):
+            raise TypeError("a number is none")
+        found.record = record._replace(
+            result=rows.kept(address, result) if found.has_result else None,
+            reused=reused,
+            kept_until=kept_until,
+        )
+        return found
+
+    def _keep(
+        self, address: Address, head: str, lines: str, record: Record, texts: tuple[str, ...]
+    ) -> None:
+        if len(self._seen) >= SEEN:
+            self._seen.clear()
+        if record.result is not None:
+            record = record._replace(result=None)  # its data may be large
+        self._seen[address] = head, lines, record, texts
+
+    def write(
+        self, connection: sqlite3.Connection, found: _Found, address: Address, after: Record
+    ) -> None:
+        """Write what has changed."""
+        before, expires = found.record, _hour(after.kept_until)
+        if (
+            found.id is not None
+            and found.only_reused(after)
+            and expires == _hour(before.kept_until)
+        ):
+            connection.execute(_REUSE, (after.reused, after.kept_until, found.id))
+            return
+        old = {id(line): text for line, text in zip(before.lines, found.texts, strict=True)}
+        texts = tuple([old.get(id(line)) or rows.line(line) for line in after.lines])
+        head, lines = rows.head(after), "\n".join(texts)
+        values = (head, lines, after.reused, after.kept_until, expires, *rows.times(after.lines))
+        if found.id is None:
+            place = rows.place(address)
+            found.id = connection.execute(_INSERT, (*place, *values)).lastrowid
+        else:
+            connection.execute(_UPDATE, (*values, found.id))
         if after.result is None:
-            if self.has_result:
-                connection.execute("DELETE FROM result WHERE record = ?", (self.id,))
-        elif after.result is not self.record.result:
-            connection.execute(_PUT_RESULT, (self.id, *rows.result_row(after.result)))
+            if found.has_result:
+                connection.execute("DELETE FROM result WHERE record = ?", (found.id,))
+        elif after.result is not before.result:
+            connection.execute(_PUT_RESULT, (found.id, *rows.result(after.result)))
+        self._keep(address, head, lines, after, texts)
 
 
 @lru_cache(maxsize=512)
@@ -517,9 +494,14 @@ def _upsert(names: tuple[str, ...]) -> str:
     adds = ", ".join(f"{name} = {name} + excluded.{name}" for name in names)
     return (
         f"INSERT INTO window (namespace, start, span, task_type, agent, {', '.join(names)}) "
-        f"VALUES (?, ?, ?, ?, ?, {_marks(names)}) "
+        f"VALUES (?, ?, ?, ?, ?, {', '.join('?' * len(names))}) "
         f"ON CONFLICT (namespace, start, span, task_type, agent) DO UPDATE SET {adds}"
     )
+
+
+def _hour(when: int) -> int:
+    """The removal of what is over goes by whole hours, so that its index seldom changes."""
+    return when - when % -HOUR
 
 
 def _wall() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 import time
@@ -10,15 +11,16 @@ from typing import TYPE_CHECKING
 from idemguard.stores import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from idemguard.stores.file import File
     from idemguard.stores.room import WaitingRoom
 
-# seconds between two looks: the median of a wake-up is half of it; a look is one pragma
-# that reads shared memory, and opens no transaction
-INTERVAL = 0.008
-SHARE = 25  # a look that took long is followed by a pause of this many times that
+# Seconds between two looks: the median of a wake-up is half of it. A look is one pragma that
+# reads shared memory, and opens no transaction. Where it is dear, on a slow or busy machine, the
+# pauses are longer, so that waiting never takes more than a hundredth of a core.
+INTERVAL, LONGEST = 0.01, 0.05
+SHARE = 100  # times the CPU time that a look took is the pause after it
 
+LAST_HINT = "SELECT hinted FROM record WHERE hinted IS NOT NULL ORDER BY hinted DESC LIMIT 1"
 _SINCE = (
     "SELECT namespace, fingerprint, scope, version, hint, hinted FROM record "
     "WHERE hinted > ? ORDER BY hinted"
@@ -30,88 +32,86 @@ class Watch:
 
     Args:
         room: where they wait.
-        connect: opens a connection of the watch's own.
-        name: of the file, for the thread's name.
+        file: which they wait for.
+
+    Attributes:
+        name: marks the hints that come from here, which were given already.
 
     """
 
-    def __init__(
-        self, room: WaitingRoom, connect: Callable[[], sqlite3.Connection], name: str
-    ) -> None:
+    def __init__(self, room: WaitingRoom, file: File) -> None:
+        self.name = secrets.token_hex(8)
         self._room = room
-        self._connect = connect
-        self._name = f"idemguard-watch-{name}"
+        self._file = file
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopping = threading.Event()
-        self._mine: set[int] = set()
+        self._stopping = _held()
 
     def start(self) -> None:
         """See everything that is committed from now on."""
         with self._lock:
             if self._thread is not None:
                 return
-            connection = self._connect()
+            connection = self._file.connect()
             try:
-                seen = connection.execute("SELECT max(hinted) FROM record").fetchone()[0] or 0
+                seen = connection.execute(LAST_HINT).fetchone() or (0,)
             except BaseException:
                 connection.close()
                 raise
-            self._mine.clear()
-            self._stopping = threading.Event()
-            arguments = (connection, seen, self._stopping)
+            self._stopping = _held()
+            arguments = (connection, seen[0], self._stopping)
+            title = f"idemguard-watch-{self._file.path.name}"
             self._thread = threading.Thread(
-                target=self._look_on, args=arguments, name=self._name, daemon=True
+                target=self._look_on, args=arguments, name=title, daemon=True
             )
             self._thread.start()
-
-    def own(self, hinted: int) -> None:
-        """This hint is our own, and was given already."""
-        if self._thread is not None:
-            self._mine.add(hinted)
 
     def stop(self) -> None:
         """Look on no more."""
         with self._lock:
             thread, self._thread = self._thread, None
-            self._stopping.set()
+            if thread is not None:
+                self._stopping.release()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=5)
 
-    def _look_on(
-        self, connection: sqlite3.Connection, seen: int, stopping: threading.Event
-    ) -> None:
-        version, pause = -1, INTERVAL
+    def _look_on(self, connection: sqlite3.Connection, seen: int, stopping: threading.Lock) -> None:
+        version, pause, used = -1, INTERVAL, time.thread_time()
         try:
-            while not stopping.wait(pause):
-                started = time.perf_counter()
+            # a lock and not an event, whose every wait makes a lock of its own
+            while not stopping.acquire(timeout=pause):
                 try:
-                    (now,) = connection.execute("PRAGMA data_version").fetchone()
-                    if now != version:
-                        seen = self._tell(connection, seen)
-                        version = now
+                    with self._file.lock:  # nobody forks meanwhile
+                        (now,) = connection.execute("PRAGMA data_version").fetchone()
+                        hints = (
+                            [] if now == version else connection.execute(_SINCE, (seen,)).fetchall()
+                        )
+                    version = now
                 except sqlite3.Error:
-                    pass  # those who wait look again when the lease is over
-                pause = max(INTERVAL, SHARE * (time.perf_counter() - started))
+                    hints = []  # those who wait look again when the lease is over
+                for *place, hint, hinted in hints:
+                    seen = hinted
+                    whom, name = hint.split()
+                    if name != self.name:
+                        self._room.call(rows.address(place), whom)
+                before, used = used, time.thread_time()
+                pause = min(max(INTERVAL, SHARE * (used - before)), LONGEST)
                 if not self._room and self._retired(stopping):
                     return
         finally:
             connection.close()
 
-    def _tell(self, connection: sqlite3.Connection, seen: int) -> int:
-        top = connection.execute("SELECT max(hinted) FROM record").fetchone()[0] or 0
-        seen = min(seen, top)  # the last hint may have been removed with its record
-        for *place, whom, hinted in connection.execute(_SINCE, (seen,)).fetchall():
-            seen = hinted
-            if hinted in self._mine:
-                self._mine.discard(hinted)
-            else:
-                self._room.call(rows.address(place), whom)
-        return seen
-
-    def _retired(self, stopping: threading.Event) -> bool:
+    def _retired(self, stopping: threading.Lock) -> bool:
         with self._lock:
-            if self._room or stopping.is_set():
-                return stopping.is_set()
+            if self._stopping is not stopping or self._thread is None:
+                return True  # it was stopped at this moment
+            if self._room:
+                return False
             self._thread = None
             return True
+
+
+def _held() -> threading.Lock:
+    lock = threading.Lock()
+    lock.acquire()
+    return lock

@@ -1,0 +1,280 @@
+"""What a test begins with: nothing configured, nothing warned of, and guards on stores of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import os
+import threading
+import time
+from concurrent.futures import Future
+
+import pytest
+
+from idemguard import Guard, context, engine, log
+from idemguard.errors import StoreUnavailableError
+from idemguard.stores import memory
+from idemguard.stores.bridge import Direct, InThread
+from idemguard.stores.memory import MemoryStore
+from idemguard.stores.sqlite import SqliteStore
+
+LONG = 20.0  # seconds after which something that should have happened has not
+# the package has a function of this module's name
+decorator = importlib.import_module("idemguard.idempotent")
+SURROUNDINGS = (
+    "KUBERNETES_SERVICE_HOST",
+    "AWS_LAMBDA_FUNCTION_NAME",
+    "K_SERVICE",
+    "CLOUD_RUN_JOB",
+)
+
+
+def _forget_all() -> None:
+    decorator._configured.clear()
+    engine._default.clear()
+    memory.process_store.cache_clear()
+    context._default = None
+    log.forget_warnings()
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    """No test sees what another one configured, warned of, or set in the environment."""
+    for name in list(os.environ):
+        if name.startswith("IDEMGUARD_") or name in SURROUNDINGS:
+            monkeypatch.delenv(name)
+    _forget_all()
+    yield
+    _forget_all()
+
+
+class Clock:
+    """A store's clock that stands still until it is told."""
+
+    def __init__(self) -> None:
+        self.now = 1_800_000_000_000
+
+    def __call__(self) -> int:
+        return self.now
+
+    def advance(self, seconds) -> None:
+        self.now += round(seconds * 1000)
+
+
+@pytest.fixture
+def clock():
+    """The clock of `store`, in tests that name it."""
+    return Clock()
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request, tmp_path):
+    """A fresh store of each kind; with `clock` where the test has one."""
+    clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
+    if request.param == "memory":
+        made = MemoryStore(clock)
+    else:
+        made = SqliteStore(tmp_path / "guard.db", clock=clock)
+    yield made
+    made.close()
+
+
+class Tapped:
+    """A real store that tells what it was asked for, and fails on command."""
+
+    def __init__(self, store) -> None:
+        self.store = store
+        self.seen = []  # the commands that it got
+        self.parked = 0  # how often somebody began to wait
+        self.fails = None  # an error, or a function of the command that returns one or None
+        self.aio = (Direct if isinstance(store, MemoryStore) else InThread)(self)
+
+    def down(self, words="connection refused") -> None:
+        """Nothing is answered from now on."""
+        self.fails = StoreUnavailableError(words)
+
+    def down_for(self, *kinds, words="connection refused") -> None:
+        """These commands are not answered from now on."""
+        self.fails = lambda c: StoreUnavailableError(words) if isinstance(c, kinds) else None
+
+    def up(self) -> None:
+        """All is answered again."""
+        self.fails = None
+
+    def _fail(self, command=None) -> None:
+        error = self.fails(command) if callable(self.fails) else self.fails
+        if error is not None:
+            raise error
+
+    def perform(self, command):
+        self.seen.append(command)
+        self._fail(command)
+        return self.store.perform(command)
+
+    def park(self, address, holder, wake):
+        self._fail()
+        unpark = self.store.park(address, holder, wake)
+        self.parked += 1
+        return unpark
+
+    def look(self, address):
+        self._fail()
+        return self.store.look(address)
+
+    def addresses(self, namespace, prefix):
+        self._fail()
+        return self.store.addresses(namespace, prefix)
+
+    def overdue(self, namespace):
+        self._fail()
+        return self.store.overdue(namespace)
+
+    def lines(self, namespace, since, until):
+        self._fail()
+        return self.store.lines(namespace, since, until)
+
+    def windows(self, namespace, since, until):
+        self._fail()
+        return self.store.windows(namespace, since, until)
+
+    def secret(self, namespace):
+        self._fail()
+        return self.store.secret(namespace)
+
+    def tend(self, window_retention):
+        self._fail()
+        self.store.tend(window_retention)
+
+    def close(self):
+        self.store.close()
+
+
+@pytest.fixture
+def tapped(store):
+    """The same, tapped."""
+    return Tapped(store)
+
+
+@pytest.fixture
+def guard_of(store):
+    """Makes guards on the store."""
+
+    made = []
+
+    def make(**settings):
+        made.append(Guard(**{"store": store} | settings))
+        return made[-1]
+
+    yield make
+    for guard in made:
+        if guard._desk._engine is not None:  # a store that is left broken is owed nothing
+            guard.engine.backlog._owed.clear()
+
+
+@pytest.fixture
+def guard(guard_of):
+    """A guard on a fresh store, with every default."""
+    return guard_of()
+
+
+class Shape:
+    """Guards plain functions, or the same as coroutines; both are called plainly."""
+
+    def __init__(self, name: str) -> None:
+        self.is_async = name == "coroutine"
+
+    def guarded(self, guard, body, **options):
+        """The body, guarded."""
+        if not self.is_async:
+            return guard.idempotent(body, **options)
+        inner = guard.idempotent(self._coroutine(body), **options)
+        call = functools.wraps(body)(lambda *args, **kwargs: asyncio.run(inner(*args, **kwargs)))
+        call.guarded = inner
+        return call
+
+    def run_task(self, guard, task_type, payload, body, **options):
+        """The body, as a task."""
+        if not self.is_async:
+            return guard.run_task(task_type, payload, body, **options)
+
+        async def call():
+            return await guard.run_task(task_type, payload, self._coroutine(body), **options)
+
+        return asyncio.run(call())
+
+    @staticmethod
+    def _coroutine(body):
+        @functools.wraps(body)
+        async def coroutine(*args, **kwargs):
+            return body(*args, **kwargs)
+
+        return coroutine
+
+
+@pytest.fixture(params=["plain", "coroutine"])
+def shape(request):
+    """Both shapes of a guarded callable."""
+    return Shape(request.param)
+
+
+class Crew:
+    """Threads; each call in one of its own, and nobody is waited for without an end."""
+
+    def __init__(self) -> None:
+        self._threads = []
+
+    def start(self, act, *args):
+        """Call in a thread; the future has the value or the error."""
+        future = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(act(*args))
+            except BaseException as error:  # noqa: BLE001 - told where it is asked for
+                future.set_exception(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return future
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(LONG)
+            assert not thread.is_alive(), "a thread of the test hangs"
+
+
+@pytest.fixture
+def crew():
+    """Threads that are over when the test is."""
+    made = Crew()
+    yield made
+    made.join()
+
+
+def _until(condition, timeout=LONG):
+    end = time.monotonic() + timeout
+    while not (found := condition()):
+        assert time.monotonic() < end, "what the test waits for does not happen"
+        time.sleep(0.002)
+    return found
+
+
+@pytest.fixture
+def until():
+    """Waits until something holds, at most so long."""
+    return _until
+
+
+@pytest.fixture
+def warned(caplog):
+    """The messages that idemguard warned with so far."""
+
+    def messages() -> list[str]:
+        ours = [r for r in caplog.records if r.name == "idemguard"]
+        assert {r.levelname for r in ours} <= {"WARNING"}
+        return [r.getMessage() for r in ours]
+
+    caplog.set_level("WARNING", logger="idemguard")
+    return messages
