@@ -56,6 +56,7 @@ class Begin:
     since: int | None = None  # when this call first asked, as InFlight told it
     beside: str | None = None  # id of the leader that this call waited out: may it run beside it?
     retention: int = DAY
+    brief: bool = False  # the caller must not be held up by a busy store
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class Complete:
     spent: Spent = NOTHING
     retention: int = DAY
     ago: int = 0  # ms since it ended, where the store could not be told at once
+    brief: bool = False  # the caller must not be held up by a busy store
 
     @property
     def address(self) -> Address:
@@ -99,6 +101,7 @@ class Release:
     spent: Spent = NOTHING
     retention: int = DAY
     ago: int = 0  # ms since it ended, where the store could not be told at once
+    brief: bool = False  # the caller must not be held up by a busy store
 
     @property
     def address(self) -> Address:

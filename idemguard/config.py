@@ -165,6 +165,7 @@ def policy(base: Settings, given: Mapping[str, Any]) -> Policy:
         rerun_lost=chosen["on_lost"] != "raise",
         run_unguarded=chosen["on_store_error"] == "run",
         mode=Mode.OBSERVE if chosen["mode"] == "observe" else Mode.ENFORCE,
+        observes=chosen["mode"] == "observe",
         retention=max(milliseconds("retention", retention, least=1), found.ttl),
     )
 

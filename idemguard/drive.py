@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from idemguard import context
 from idemguard.errors import ConfigurationError, IdemguardError, ReentrantCallError, StoreError
-from idemguard.guard import Await, Execute, Look, Owe, Ran, Wish
+from idemguard.guard import Await, Execute, Look, Owe, Ran, Rest, Wish
 
 if TYPE_CHECKING:
     from idemguard.claim import Command
@@ -60,6 +60,9 @@ def drive(
                         later.put(command)
                     case Look(address=address):
                         answer = store.look(address)
+                    case Rest(time=rest):
+                        time.sleep(rest / 1000)
+                        answer = _clock()
                     case _:
                         answer = store.perform(wish)  # type: ignore[arg-type]
             except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
@@ -91,6 +94,9 @@ async def adrive(
                         later.put(command)
                     case Look(address=address):
                         answer = await store.look(address)
+                    case Rest(time=rest):
+                        await asyncio.sleep(rest / 1000)
+                        answer = _clock()
                     case _:
                         answer = await shielded(store.perform(wish))  # type: ignore[arg-type]
             except GeneratorExit:
@@ -150,6 +156,10 @@ async def _await(store: AsyncStore, wish: Await) -> int:
     finally:
         unpark()
     return _since(started)
+
+
+def _clock() -> int:
+    return time.monotonic_ns() // 1_000_000
 
 
 def _since(started: float) -> int:

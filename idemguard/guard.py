@@ -2,7 +2,7 @@
 
 Pure: no I/O, no clock, no sleep, nothing async. A driver performs what a flow yields: a
 command of claim.py on the store, `Await` a hint, `Execute` the body, `Owe` what a store that
-is down must be told later, `Pause` the heartbeat. Errors of the store, and cancellation, are
+is down must be told later, `Rest` while it is, `Look` at a record, `Pause` the heartbeat. Errors of the store, and cancellation, are
 thrown into the flow, so that what they mean is decided here.
 """
 
@@ -65,6 +65,7 @@ class Policy:
     run_unguarded: bool = False  # on_store_error
     mode: Mode = Mode.ENFORCE
     retention: int = 86_400_000
+    observes: bool = False  # whatever the store does, the call is let through, and not held up
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +129,14 @@ class Look:
     address: Address
 
 
-Wish: TypeAlias = "Command | Await | Execute | Look | Owe | Pause"
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """Do nothing for so many ms; answered with the driver's own clock, ms."""
+
+    time: int
+
+
+Wish: TypeAlias = "Command | Await | Execute | Look | Owe | Pause | Rest"
 Flow: TypeAlias = "Generator[Wish, Any, Any]"
 
 
@@ -242,67 +250,106 @@ def admit(ask: Ask) -> Generator[Wish, Any, Admitted]:
         StoreError: there is no store, and no leave to do without.
 
     """
-    policy, attempt, since, leader = ask.policy, 0, None, None
-    waited = total = 0
-    tried: str | None = None
-    nonce = ask.nonce
+    policy, turn = ask.policy, _Turn(ask.nonce)
     try:
         while True:
-            tired = policy.wait_timeout is not None and waited >= policy.wait_timeout
-            tried = leader if tired and policy.fall_back else None
-            answer: Answer = yield Begin(
-                ask.address, nonce, ask.caller, policy.lease, ask.digest, policy.mode,
-                policy.rerun_lost, since, tried, policy.retention,
-            )  # fmt: skip
-            match answer:
-                case Claimed() | Replay():
-                    return Admitted(answer, total)
-                case Over():  # its reply came so late that the claim is gone: ask anew
-                    yield Withdraw(ask.address, nonce, ask.caller, None, policy.retention)
-                    attempt += 1
-                    nonce = f"{ask.nonce}.{attempt}"
-                case Unknown() | Conflict():
-                    raise Refused(_refusal(ask, answer), total, answer.runs)  # noqa: TRY301
-                case InFlight():
-                    since = answer.since if since is None else since
-                    if answer.holder.id != leader:
-                        leader, waited = answer.holder.id, 0
-                    passed = yield from _wait(ask, answer, waited, total, tried)
-                    waited, total = waited + passed, total + passed
+            try:
+                admitted = yield from _ask(ask, turn)
+            except StoreUnavailableError as error:
+                yield from _outlast(ask, turn, error)
+            else:
+                turn.away = None
+                if admitted is not None:
+                    return admitted
     except StoreError as error:
         away = isinstance(error, StoreUnavailableError)
-        run = policy.mode is Mode.OBSERVE or (policy.run_unguarded and away)
+        run = policy.observes or (policy.run_unguarded and away)
         outcome = None if run else "refused"  # an unguarded call is counted at its end
-        yield Owe(Withdraw(ask.address, nonce, ask.caller, outcome, policy.retention))
+        yield Owe(Withdraw(ask.address, turn.nonce, ask.caller, outcome, policy.retention))
         if run:
-            return Admitted(None, total, error)
+            return Admitted(None, turn.total, error)
         raise
     except GeneratorExit:
         raise
     except BaseException as error:  # cancelled, or refused: give back what Begin may have got
-        yield from _leave(ask, nonce, _came_to(error))
+        yield from _leave(ask, turn.nonce, _came_to(error))
         raise
+
+
+class _Turn:
+    """Where a call stands that is not let in yet; times in ms."""
+
+    __slots__ = ("attempt", "away", "leader", "nonce", "since", "total", "tried", "waited")
+
+    def __init__(self, nonce: str) -> None:
+        self.nonce = nonce  # of this attempt
+        self.attempt = 0
+        self.since: int | None = None
+        self.leader: str | None = None  # id of the one it was told to wait for
+        self.waited = 0  # for that one
+        self.total = 0  # for all of them
+        self.tried: str | None = None  # id of the leader that it asked to execute beside
+        self.away: int | None = None  # since when the store is, by the driver's clock
+
+
+def _ask(ask: Ask, turn: _Turn) -> Generator[Wish, Any, Admitted | None]:
+    """Ask once; None: to no end yet, so ask again."""
+    policy = ask.policy
+    tired = policy.wait_timeout is not None and turn.waited >= policy.wait_timeout
+    turn.tried = turn.leader if tired and policy.fall_back else None
+    answer: Answer = yield Begin(
+        ask.address, turn.nonce, ask.caller, policy.lease, ask.digest, policy.mode,
+        policy.rerun_lost, turn.since, turn.tried, policy.retention, policy.observes,
+    )  # fmt: skip
+    match answer:
+        case Claimed() | Replay():
+            return Admitted(answer, turn.total)
+        case Over():  # its reply came so late that the claim is gone: ask anew
+            yield Withdraw(ask.address, turn.nonce, ask.caller, None, policy.retention)
+            turn.attempt += 1
+            turn.nonce = f"{ask.nonce}.{turn.attempt}"
+        case Unknown() | Conflict():
+            raise Refused(_refusal(ask, answer), turn.total, answer.runs)
+        case InFlight():
+            turn.since = answer.since if turn.since is None else turn.since
+            if answer.holder.id != turn.leader:
+                turn.leader, turn.waited = answer.holder.id, 0
+            passed = yield from _wait(ask, answer, turn)
+            turn.waited, turn.total = turn.waited + passed, turn.total + passed
+    return None
+
+
+def _outlast(ask: Ask, turn: _Turn, error: StoreUnavailableError) -> Flow:
+    """A store that is away while one waits: for a lease, or one's own patience, no reason to end."""
+    if turn.leader is None:
+        raise error
+    limit = ask.policy.lease
+    if ask.policy.wait_timeout is not None:
+        limit = min(limit, ask.policy.wait_timeout - turn.waited)
+    if turn.away is None:
+        turn.away = yield Rest(0)
+    now = yield Rest(min(ask.policy.lease // 10, 1000))
+    if now - turn.away >= limit:
+        raise error
 
 
 def _came_to(error: BaseException) -> str:
     return "refused" if isinstance(error, (Refused, IdemguardError)) else "failed"
 
 
-def _wait(
-    ask: Ask, answer: InFlight, waited: int, total: int, tried: str | None
-) -> Generator[Wish, Any, int]:
+def _wait(ask: Ask, answer: InFlight, turn: _Turn) -> Generator[Wish, Any, int]:
     limit, holder = ask.policy.wait_timeout, answer.holder.id
-    left = answer.left if limit is None else limit - waited
+    left = answer.left if limit is None else limit - turn.waited
     if left > 0:
         return (yield Await(ask.address, holder, min(left, answer.left)))  # type: ignore[no-any-return]
-    if tried == holder:  # somebody else runs beside it, so go on waiting
+    if turn.tried == holder:  # somebody else runs beside it, so go on waiting
         return (yield Await(ask.address, holder, answer.left))  # type: ignore[no-any-return]
     if not ask.policy.fall_back:
-        raise Refused(_timeout(ask, answer, waited), total, answer.runs)
+        raise Refused(_timeout(ask, answer, turn.waited), turn.total, answer.runs)
     return 0
 
 
-def _leave(ask: Ask, nonce: str, outcome: str) -> Flow:
+def _leave(ask: Ask, nonce: str, outcome: str | None) -> Flow:
     leaving = Withdraw(ask.address, nonce, ask.caller, outcome, ask.policy.retention)
     try:
         yield leaving
@@ -339,9 +386,12 @@ def execute(
     end: Complete | Release
     if status is Status.OK:
         value = encode(ran.value) if claim.holds else NOT_KEPT
-        end = Complete(claim, value, policy.ttl, policy.lease, ran.spent, policy.retention)
+        end = Complete(
+            claim, value, policy.ttl, policy.lease, ran.spent, policy.retention,
+            brief=policy.observes,
+        )  # fmt: skip
     else:
-        end = Release(claim, status, ran.spent, policy.retention)
+        end = Release(claim, status, ran.spent, policy.retention, brief=policy.observes)
     told, trouble, interrupted = yield from settle(end)
     return Reply(
         source,
@@ -403,9 +453,11 @@ def take(ask: Ask) -> Generator[Wish, Any, Claim | None]:
             )  # fmt: skip
         except GeneratorExit:
             raise
-        except BaseException as error:
-            leaving = Withdraw(ask.address, nonce, ask.caller, None, policy.retention)
-            yield Owe(leaving) if isinstance(error, StoreError) else leaving
+        except StoreError:
+            yield Owe(Withdraw(ask.address, nonce, ask.caller, None, policy.retention))
+            raise
+        except BaseException:
+            yield from _leave(ask, nonce, None)
             raise
         match answer:
             case Claimed(claim=claim):

@@ -162,6 +162,7 @@ def _lines(book: _Book, before: Record, after: Record, command: Command, now: in
             if not any(line.claim.names(new.claim) for new in after.lines):
                 counts = book.at(line.claim.started, line.claim.caller)
                 _start(counts, line, before.runs - 1, -1)
+                _miss(counts, line.spent, -1)
 
 
 def _start(counts: Counts, line: Execution, earlier: int, by: int) -> None:
@@ -174,6 +175,9 @@ def _start(counts: Counts, line: Execution, earlier: int, by: int) -> None:
 
 def _change(counts: Counts, old: Execution | None, line: Execution) -> None:
     if old is None or line.spent is not old.spent:
+        _miss(counts, line.spent, 1)
+        if old is not None:
+            _miss(counts, old.spent, -1)
         _spend(counts, line.spent, "", 1)
         if old is not None:
             _spend(counts, old.spent, "", -1)
@@ -186,10 +190,6 @@ def _change(counts: Counts, old: Execution | None, line: Execution) -> None:
     if line.ended is not None and (old is None or old.ended is None):
         if line.status is Status.FAILED:
             counts["failures"] += 1
-        if line.spent.usage is None and not line.spent.nested:
-            counts["unknown_usage"] += 1
-        elif line.spent.usage is not None and line.spent.cost is None:
-            counts["unpriced"] += 1
         counts[f"run_{bisect_left(RUN_TIMES, line.ended - line.claim.started)}"] += 1
     for name in [name for name, count in counts.items() if not count]:
         del counts[name]
@@ -203,6 +203,15 @@ def _spend(counts: Counts, spent: Spent, prefix: str, sign: int = 1) -> None:
                 counts[prefix + name] += sign * count
     if spent.cost:
         counts[f"{prefix}cost"] += sign * spent.cost
+
+
+def _miss(counts: Counts, spent: Spent, by: int) -> None:
+    """An execution counts as one of unknown usage from its start, until it tells."""
+    if spent.usage is None:
+        if not spent.nested:
+            counts["unknown_usage"] += by
+    elif spent.cost is None:
+        counts["unpriced"] += by
 
 
 def _outcome(line: Execution, command: Command) -> str | None:

@@ -388,7 +388,6 @@ def test_missing_is_unknown_and_an_unpriced_model_costs_nothing_known(guard_of, 
     assert (summary["avg_input"], summary["charged"]) == (30, 0)
 
 
-@pytest.mark.xfail(strict=True, reason="what has not ended counts as told, with no tokens")
 def test_an_execution_that_has_not_ended_does_not_lower_the_average(guard, shape):
     shape.guarded(guard, reports(input_tokens=30), task_type="t")(1)
     guard.claim(guard.task_of(guard.idempotent(reports(), task_type="t"), 2))

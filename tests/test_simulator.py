@@ -17,12 +17,14 @@ import pytest
 from simulator.crowd import Crowd
 from simulator.explorer import explore, wander
 from simulator.flows import flows
-from simulator.rules import Rules
+from simulator.rules import ADDRESS, LEASE, Rules, caller
 from simulator.scenes import COUNTED, LONG, SCENES, Scene
 from simulator.variants import FEW_LINES, PLAIN, variant
 
+from idemguard.claim import Answer, Begin, Claimed, Command, Forget, Release
 from idemguard.errors import UnknownOutcomeError, WaitTimeoutError
 from idemguard.guard import Policy
+from idemguard.record import Record
 
 STATES = int(os.environ.get("IDEMGUARD_SIM_STATES", "4000"))
 SEEDS = int(os.environ.get("IDEMGUARD_SIM_SEEDS", "60"))
@@ -61,6 +63,34 @@ def test_the_real_flows_keep_the_promises_whatever_happens_around_them(counted: 
     saw["seeds of flows"] += SEEDS
     saw["random steps of flows"] += made
     assert made > 12 * SEEDS  # each run takes twelve calls to their end
+
+
+def test_a_record_remembers_64_executions_and_all_that_is_unknown() -> None:
+    record, now = Record(), 1_000_000
+
+    def step(command: Command) -> Answer:
+        nonlocal record
+        record, answer = RULES.transition(record, command, now)
+        return answer
+
+    for number in range(100):
+        if number == 5:
+            now += LEASE  # the one before never ends
+        answer = step(Begin(ADDRESS, f"n{number}", caller(str(number)), LEASE))
+        assert isinstance(answer, Claimed)
+        assert answer.runs == number + 1
+        if number != 4:
+            end = Release(answer.claim)
+            assert end.address == ADDRESS
+            step(end)
+    nonces = [line.claim.nonce for line in record.lines]
+    assert nonces == ["n4", *(f"n{number}" for number in range(37, 100))]
+    assert record.lines[0].status == "lost"
+    assert record.workers == tuple(f"w{number}" for number in range(37) if number != 4)
+    assert record.runs == 100
+    step(Forget(ADDRESS, "f"))
+    step(Begin(ADDRESS, "n100", caller("100"), LEASE))  # what was lost is known to be over
+    assert record.lines[0].claim.nonce == "n37"
 
 
 # --- twenty waiters --------------------------------------------------------------------------------------

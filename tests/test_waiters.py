@@ -408,6 +408,18 @@ def test_the_first_to_come_is_the_first_to_take_over(waiting, gate):
     assert [w.result(SOON).source for w in waiters] == ["executed", "reused", "reused"]
 
 
+def test_who_left_is_not_hinted_at(waiting, gate):
+    leader = waiting.lead()
+    before = waiting.store.parked
+    left = waiting.wait(1, wait_timeout=0.1, on_timeout="raise")[0]
+    stays = waiting.wait(1)[0]
+    assert waiting.store.parked == before + 2
+    assert isinstance(left.result(SOON).error, errors.WaitTimeoutError)
+    gate.let(ValueError("no"), "value")
+    assert leader.result(SOON).source == "failed"
+    assert stays.result(SOON).source == "executed"
+
+
 # --- patience --------------------------------------------------------------------------------------
 
 

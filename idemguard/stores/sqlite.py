@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from idemguard.claim import Begin, Forget, Resolve, aged, transition, waits, wakes
 from idemguard.errors import ConfigurationError, StoreError
 from idemguard.forks import on_fork
-from idemguard.record import Mode, Record
+from idemguard.record import Record
 from idemguard.stores import rows
 from idemguard.stores.bridge import InThread
 from idemguard.stores.file import File
@@ -136,9 +136,8 @@ class SqliteStore:
 
     def perform(self, command: Command) -> Answer:
         """One command in one immediate transaction."""
-        observed = isinstance(command, Begin) and command.mode is Mode.OBSERVE
         step = partial(self._step, command)
-        answer, whom = self._file.write(step, BRIEF if observed else None)
+        answer, whom = self._file.write(step, BRIEF if getattr(command, "brief", False) else None)
         self._room.call(command.address, whom)
         return answer
 

@@ -91,7 +91,7 @@ class Watch:
                     hints = []  # those who wait look again when the lease is over
                 for *place, hint, hinted in hints:
                     seen = hinted
-                    whom, name = hint.split()
+                    whom, _, name = hint.partition(" ")
                     if name != self.name:
                         self._room.call(rows.address(place), whom)
                 before, used = used, time.thread_time()
@@ -100,6 +100,9 @@ class Watch:
                     return
         finally:
             connection.close()
+            with self._lock:
+                if self._stopping is stopping:  # whatever ended it, the next waiter starts anew
+                    self._thread = None
 
     def _retired(self, stopping: threading.Lock) -> bool:
         with self._lock:

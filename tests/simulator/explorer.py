@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from simulator import ghost as truth
 from simulator.ghost import Ghost, Run, holders, line_of, lives, owned, seen
-from simulator.rules import ADDRESS, IN_ALL, LEASE, SO_FAR, UNPRICED, Broken, Rules, caller, need
+from simulator.rules import ADDRESS, IN_ALL, LEASE, SO_FAR, UNPRICED, Rules, caller, need
 from simulator.scenes import HAPPENINGS, Scene, Way
 
 from idemguard.claim import (
@@ -147,9 +147,7 @@ class Explorer:
         if isinstance(command, (Renew, Complete, Release, Withdraw)):
             self._leaves_others(before, after, command, answer)
 
-    def _leaves_others(
-        self, before: Record, after: Record, command: Any, answer: Answer
-    ) -> None:
+    def _leaves_others(self, before: Record, after: Record, command: Any, answer: Answer) -> None:
         """A caller changes its own lines, and its own places, alone."""
         nonce = command.nonce if isinstance(command, Withdraw) else command.claim.nonce
         had = [line for line in before.lines if line.claim.nonce != nonce]
@@ -183,7 +181,13 @@ class Explorer:
     # --- what really happened ------------------------------------------------------------------------
 
     def _happened(
-        self, before: Record, after: Record, command: Command, answer: Answer, now: int, ghost: Ghost
+        self,
+        before: Record,
+        after: Record,
+        command: Command,
+        answer: Answer,
+        now: int,
+        ghost: Ghost,
     ) -> Ghost:
         match command:
             case Begin():
@@ -210,9 +214,7 @@ class Explorer:
                 pass
         return ghost
 
-    def _begun(
-        self, before: Record, ask: Begin, answer: Answer, now: int, ghost: Ghost
-    ) -> Ghost:
+    def _begun(self, before: Record, ask: Begin, answer: Answer, now: int, ghost: Ghost) -> Ghost:
         living, unsure = holders(before, now), truth.unsure(before, now)
         served = truth.serves(before.result, ask.since, now)
         other = before.digest is not None and before.digest != ask.digest
@@ -309,7 +311,9 @@ class Explorer:
         told = line_of(after, claim)
         need(told is not None and told.status == want, f"the end is not told {want}", command, told)
         assert told is not None
-        need(answer.lost == (want == "late"), "its caller is told otherwise than the ledger", answer)
+        need(
+            answer.lost == (want == "late"), "its caller is told otherwise than the ledger", answer
+        )
         keeps = owns and isinstance(command, Complete)
         need(answer.kept == keeps == told.kept, "1: an owner's result is not kept, or another's is")
         ended = max(now - command.ago, claim.started)
@@ -320,7 +324,9 @@ class Explorer:
             need(result is not None and result.value == command.value, "1: the value is not there")
             assert result is not None
             until, gone = now + command.ttl, now + max(command.ttl, command.lease)
-            need((result.at, result.until, result.gone) == (now, until, gone), "wrong times", result)
+            need(
+                (result.at, result.until, result.gone) == (now, until, gone), "wrong times", result
+            )
             need(not truth.places(after), "1: a claim beside a new result", after)
             ghost = ghost._replace(why="expired", generation=None, used=ghost.top)
         elif owns:
@@ -429,13 +435,7 @@ class Explorer:
                 yield from self._crash(world, number)
                 yield from self._away(world, number)
             case "over":
-                leaving = Withdraw(ADDRESS, me.nonce, caller(str(number)), None, way.retention)
-                left, _ = self.send(world, leaving)
-                nonce = f"{me.nonce}'"
-                left = _put(left, number, nonce=nonce)
-                ask = _begin(way, number, nonce, me.since)
-                then = self._answered(number)
-                yield from self._ask(left, number, ask, then, "asks under a new nonce")
+                yield from self._asks_anew(world, number)
             case "claimed":
                 yield f"{number} starts", self._started(world, number)
                 yield from self._leave(world, number)
@@ -456,15 +456,24 @@ class Explorer:
         if me.last is not None and (again := _spend(world, "again")):
             yield f"{number}'s last command comes again", self.send(again, me.last)[0]
 
+    def _asks_anew(self, world: World, number: int) -> Steps:
+        """Its claim is gone: leave that one alone, and ask under a new nonce."""
+        me, way = world.callers[number], self.scene.ways[number]
+        leaving = Withdraw(ADDRESS, me.nonce, caller(str(number)), None, way.retention)
+        left, _ = self.send(world, leaving)
+        nonce = f"{me.nonce}'"
+        left = _put(left, number, nonce=nonce)
+        ask = _begin(way, number, nonce, me.since)
+        then = self._answered(number)
+        yield from self._ask(left, number, ask, then, "asks under a new nonce")
+
     def _arrives_later(self, world: World, number: int) -> bool:
         """Callers of one policy are alike: they arrive in order."""
         way, ways = self.scene.ways[number], self.scene.ways
         earlier = [c for c, w in zip(world.callers[:number], ways, strict=False) if w == way]
         return world.callers[number].calls == 0 and any(c.calls == 0 for c in earlier)
 
-    def _ask(
-        self, world: World, number: int, command: Command, then: Then, label: str
-    ) -> Steps:
+    def _ask(self, world: World, number: int, command: Command, then: Then, label: str) -> Steps:
         """Send a command; its reply arrives, or is lost on the way."""
         sent, answer = self.send(world, command)
         sent = _put(sent, number, last=command if _left(world, "again") else None)
@@ -542,7 +551,9 @@ class Explorer:
         if left := _spend(world, "leave"):
             me, way = world.callers[number], self.scene.ways[number]
             who = caller(str(number))
-            sent, answer = self.send(left, Withdraw(ADDRESS, me.nonce, who, "failed", way.retention))
+            sent, answer = self.send(
+                left, Withdraw(ADDRESS, me.nonce, who, "failed", way.retention)
+            )
             yield f"{number} leaves", self._gone(number)(sent, answer)
 
     def _crash(self, world: World, number: int) -> Steps:
@@ -681,7 +692,7 @@ class Explorer:
             return self.rules.transition(record, probe, now)[1]
 
         for mode in (Mode.OBSERVE, Mode.BYPASS):
-            answer = ask(record, mode=mode)
+            answer = ask(record, mode=mode, rerun_lost=False)
             need(isinstance(answer, Claimed), "9: observe or bypass was held back", answer)
         living = holders(record, now)
         fresh = truth.serves(record.result, None, now)
@@ -700,6 +711,12 @@ class Explorer:
             if isinstance(answer, Unknown):
                 self._probe_orders(record, now, ask)
         self._probe_parking(record, living, now, ask)
+        for line in record.lines:
+            if line.ended is not None:  # a beat that comes after the end
+                renewal = Renew(line.claim, LEASE, 10**9, IN_ALL)
+                after, answer = self.rules.transition(record, renewal, now)
+                need(after == record, "a renewal changes what has ended", line)
+                need(isinstance(answer, Over), "what has ended is renewed", line)
 
     def _probe_orders(self, record: Record, now: int, ask: Callable[..., Answer]) -> None:
         order: Command = Forget(ADDRESS, "order")

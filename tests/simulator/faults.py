@@ -279,8 +279,8 @@ FAULTS = (
     # --- hints ---
     _claim("a kept result wakes one", '        return "all"\n    if not after.living', '        return "one"\n    if not after.living'),
     _claim("an end without a value wakes nobody", '        return "one"\n', "        return None\n"),
-    _claim('an end without a value wakes all', '        return "one"\n', '        return "all"\n'),
-    _claim("a free place beside the leader wakes nobody", 'return "all" if before.fallback', 'return None if before.fallback'),
+    _claim("an end without a value wakes all", '        return "one"\n', '        return "all"\n'),
+    _claim("a free place beside the leader wakes nobody", 'return "all" if before.fallback', "return None if before.fallback"),
     _claim("who came too late to be woken waits on", "    return (living[0].claim.id if living else None) == holder", "    return bool(living) or holder is not None"),
     _claim(
         "who waits does not see the result",

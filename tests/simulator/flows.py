@@ -313,7 +313,9 @@ class Stage:
         if policy.mode is Mode.OBSERVE and not task.cancelled:
             need(ran is not None and reply.error is ran.error, "9: observe raises", reply)
         if ran is not None:
-            need(reply.source not in ("reused", "refused"), "4: executed, and told otherwise", reply)
+            need(
+                reply.source not in ("reused", "refused"), "4: executed, and told otherwise", reply
+            )
             need(reply.value == ran.value, "4: its result does not reach its caller", reply)
             need(task.cancelled or reply.error is ran.error, "4: another error", reply)
             return
@@ -342,7 +344,8 @@ class Stage:
         wrong = {
             key: (self.booked[key], due[key])
             for key in {*self.booked, *due}
-            if self.booked[key] != due[key] and key[2] not in ("lost", "call_failed", "call_refused")
+            if self.booked[key] != due[key]
+            and key[2] not in ("lost", "call_failed", "call_refused")
         }
         need(not wrong, "the windows do not add up", wrong)
         if self.counted:
@@ -376,5 +379,3 @@ def flows(seed: int, rules: Rules, *, calls: int = 12, counted: bool = False) ->
 
     """
     return Stage(seed, rules, counted=counted).run(calls)
-
-

@@ -67,8 +67,17 @@ SCENES = (
     _scene("fallback, every end", (FALLS_BACK,) * 3, ("ok", "failed", "declined"), tick=2, leave=1),
     _scene("fallback, lost replies", (FALLS_BACK,) * 3, TWO_ENDS, tick=2, lost=1, crash=1),
     _scene("fallback, emptied", (E, FALLS_BACK, FALLS_BACK), TWO_ENDS, tick=1, flush=1, again=1),
-    _scene("fallback, forgotten", (E, FALLS_BACK, FALLS_BACK), TWO_ENDS, tick=1, forget=1, resolve=1),
-    _scene("unknown, resolved", (UNSURE, E, UNSURE), ("ok", "failed", "lost"), tick=2, resolve=1, sweep=1),
+    _scene(
+        "fallback, forgotten", (E, FALLS_BACK, FALLS_BACK), TWO_ENDS, tick=1, forget=1, resolve=1
+    ),
+    _scene(
+        "unknown, resolved",
+        (UNSURE, E, UNSURE),
+        ("ok", "failed", "lost"),
+        tick=2,
+        resolve=1,
+        sweep=1,
+    ),
     _scene("unknown, forgotten", (UNSURE, E, UNSURE), TWO_ENDS, tick=2, forget=1, sweep=1),
     _scene("orders come again", (UNSURE, E), TWO_ENDS, tick=1, forget=1, resolve=1, again=1),
     _scene(
@@ -115,7 +124,13 @@ SCENES = (
         resolve=1,
     ),
     _scene("records age", (SHORT._replace(calls=2), SHORT), TWO_ENDS, tick=5, forget=1),
-    _scene("aged while frozen", (SHORT, UNSURE._replace(retention=2 * LEASE)), EVERY_END, tick=4, again=1),
+    _scene(
+        "aged while frozen",
+        (SHORT, UNSURE._replace(retention=2 * LEASE)),
+        EVERY_END,
+        tick=4,
+        again=1,
+    ),
     _scene("records age soon", (SOON, SOON), TWO_ENDS, tick=4, sweep=1),
     _scene("unguarded", (E, E), TWO_ENDS, tick=2, away=2, lost=1),
     _scene("unguarded beside others", (E, UNSURE, FALLS_BACK), ("ok",), tick=1, away=1, again=1),
