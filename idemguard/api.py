@@ -16,10 +16,10 @@ from idemguard.drive import adrive, drive, need_asyncio, shielded
 from idemguard.engine import Engine
 from idemguard.errors import ConfigurationError, IdemguardError, LeaseLostError
 from idemguard.fingerprint import task_fingerprint
-from idemguard.guard import Ask, Reply, reach, settle, take
+from idemguard.guard import Ask, Policy, Reply, reach, settle, take, unguarded
 from idemguard.ledger import AsyncLedger, ExecutionLedger
 from idemguard.outcome import Outcome, outcome
-from idemguard.record import Address, Caller, Status
+from idemguard.record import Address, Caller, Mode, Status
 from idemguard.usage import Meter, normal
 
 if TYPE_CHECKING:
@@ -49,6 +49,7 @@ class Task:
     version: str | None = None
     codec: Codec = field(default_factory=Codec, compare=False, repr=False)
     digest: str | None = field(default=None, compare=False, repr=False)  # behind an explicit key
+    policy: Policy | None = field(default=None, compare=False, repr=False)  # its decorator's
 
     @classmethod
     def of(
@@ -88,9 +89,9 @@ class Claim:
 
     """
 
-    def __init__(self, engine: Engine, policy_job: Job, task: Task, claim: record.Claim) -> None:
+    def __init__(self, engine: Engine, job: Job, task: Task, claim: record.Claim) -> None:
         self._engine = engine
-        self._job = policy_job
+        self._job = job
         self._claim = claim
         self.task = task
         self.execution_id = claim.id
@@ -167,6 +168,22 @@ class Claim:
         return _was_kept(told, interrupted)
 
 
+class FreeClaim(Claim):
+    """What stands for a claim in mode `off`: everything may be executed, nothing is recorded."""
+
+    def renew(self) -> float:
+        """Nothing to renew."""
+        return self._job.policy.lease / 1000
+
+    def complete(self, result: object, usage: object = None) -> bool:  # noqa: ARG002 - as a claim's
+        """Nothing is kept."""
+        return False
+
+    def release(self) -> bool:
+        """Nothing is given back."""
+        return False
+
+
 class AsyncClaim(Claim):
     """A claim that is held by hand from a coroutine; its methods are awaited."""
 
@@ -189,13 +206,29 @@ class AsyncClaim(Claim):
         return _was_kept(told, interrupted)
 
 
+class AsyncFreeClaim(AsyncClaim):
+    """As `FreeClaim`, to be awaited."""
+
+    async def renew(self) -> float:  # type: ignore[override]
+        """Nothing to renew."""
+        return self._job.policy.lease / 1000
+
+    async def complete(self, result: object, usage: object = None) -> bool:  # type: ignore[override]  # noqa: ARG002 - as a claim's
+        """Nothing is kept."""
+        return False
+
+    async def release(self) -> bool:  # type: ignore[override]
+        """Nothing is given back."""
+        return False
+
+
 def _was_kept(told: Ended | None, interrupted: BaseException | None) -> bool:
     if interrupted is not None:
         raise interrupted
     return told is not None and told.kept
 
 
-def _no_body(_: record.Claim) -> NoReturn:
+def _no_body(*_: object) -> NoReturn:
     raise AssertionError("a flow without a body asked for one")
 
 
@@ -228,9 +261,23 @@ class Desk:
             self._engine.store.close()
 
     def job(self, task: Task) -> Job:
-        """How calls of this task are guarded where no decorator says more."""
+        """How calls of this task are guarded: as its decorator says, else as the guard."""
         _check_task(task)
-        return Job(self.engine, task.task_type, self._policy, task.codec, task.version)
+        policy = self._policy if task.policy is None else task.policy
+        chosen = config.mode(self._settings, None)  # by hand as well, the environment outranks code
+        observes = chosen == "observe"
+        if chosen != "off" and observes is not policy.observes:
+            mode = Mode.OBSERVE if observes else Mode.ENFORCE
+            policy = replace(policy, mode=mode, observes=observes)
+        return Job(self.engine, task.task_type, policy, task.codec, task.version)
+
+    def off(self) -> bool:
+        """Whether nothing is guarded, nor recorded."""
+        return config.mode(self._settings, None) == "off"
+
+    def free(self, task: Task, worker_id: str | None) -> tuple[Engine, Job, Task, record.Claim]:
+        """What a claim is made of in mode `off`."""
+        return self.engine, self.job(task), task, unguarded(self.ask(task, worker_id))
 
     def ask(self, task: Task, worker_id: str | None) -> Ask:
         """The question of one call."""
@@ -320,6 +367,8 @@ class Hand:
 
         """
         desk = self._desk
+        if desk.off():
+            return FreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
         claim = drive(take(desk.ask(task, worker_id)), engine.store, engine.backlog, _no_body)
         return None if claim is None else Claim(engine, desk.job(task), task, claim)
@@ -378,6 +427,8 @@ class AsyncHand:
         """As `Guard.claim`."""
         need_asyncio()
         desk = self._desk
+        if desk.off():
+            return AsyncFreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
         claim = await adrive(take(desk.ask(task, worker_id)), engine.aio, engine.backlog, _no_body)
         return None if claim is None else AsyncClaim(engine, desk.job(task), task, claim)

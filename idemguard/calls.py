@@ -18,7 +18,7 @@ from idemguard.errors import (
     ResultUnavailableError,
     StoreError,
 )
-from idemguard.guard import Ask, Entry, Ran, Reply, call, execute, task_name, unguarded
+from idemguard.guard import Ask, Entry, Ran, Reply, call, came_to, execute, task_name, unguarded
 from idemguard.heart import Beat
 from idemguard.outcome import Outcome, declined, outcome
 from idemguard.record import Address, Caller, Cause, Claim, Mode
@@ -72,32 +72,40 @@ class Job:
 
     def run(self, ask: Ask, body: Callable[[], Any]) -> Outcome[Any]:
         """Perform one call from plain code; the outcome has the value or the error."""
-        reply = self._reentrant(ask)
-        if reply is None:
-            flow, engine = self._flow(ask), self.engine
-            try:
-                reply = drive(flow, engine.store, engine.backlog, lambda c: self._body(c, body))
-            except BaseException as error:  # noqa: BLE001 - told like any other end
-                reply = Reply("failed", error=error)
-        return self._end(ask, reply)
+        return self._end(ask, self._reentrant(ask) or self._driven(ask, body))
+
+    def _driven(self, ask: Ask, body: Callable[[], Any]) -> Reply:
+        flow, engine = self._flow(ask), self.engine
+        try:
+            return drive(
+                flow,
+                engine.store,
+                engine.backlog,
+                lambda claim, asked: self._body(claim, asked, body),
+            )
+        except BaseException as error:  # noqa: BLE001 - told like any other end
+            return Reply(came_to(error), error=error)
 
     async def arun(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Outcome[Any]:
         """As `run`, from a coroutine."""
-        reply = self._reentrant(ask)
-        if reply is None:
-            loop, flow, engine = need_asyncio(), self._flow(ask), self.engine
-            context.coroutines.add(ask.nonce, loop)
-            try:
-                reply = await adrive(
-                    flow, engine.aio, engine.backlog, lambda c: self._abody(c, body)
-                )
-            except GeneratorExit:
-                raise
-            except BaseException as error:  # noqa: BLE001 - told like any other end
-                reply = Reply("failed", error=error)
-            finally:
-                context.coroutines.remove(ask.nonce)
-        return self._end(ask, reply)
+        return self._end(ask, self._reentrant(ask) or await self._adriven(ask, body))
+
+    async def _adriven(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Reply:
+        loop, flow, engine = need_asyncio(), self._flow(ask), self.engine
+        context.coroutines.add(ask.nonce, loop)
+        try:
+            return await adrive(
+                flow,
+                engine.aio,
+                engine.backlog,
+                lambda claim, asked: self._abody(claim, asked, body),
+            )
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # noqa: BLE001 - told like any other end
+            return Reply(came_to(error), error=error)
+        finally:
+            context.coroutines.remove(ask.nonce)
 
     def unseen(self, error: Exception) -> Ask:
         """The question of an observed call whose task cannot be told: an address of its own."""
@@ -132,18 +140,21 @@ class Job:
 
     # --- the body --------------------------------------------------------------------------------
 
-    def _body(self, claim: Claim, body: Callable[[], Any]) -> Ran:
-        execution, beat = self._start(claim)
+    def _body(self, claim: Claim, asked: float, body: Callable[[], Any]) -> Ran:
+        execution, beat = self._start(claim, asked)
         value, error = None, None
         try:
             with context.inside(execution):
                 value = body()
         except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
             error = raised
-        return self._stop(execution, beat, value, error)
+        try:
+            return self._stop(execution, beat, value, error)
+        except BaseException as hit:  # noqa: BLE001 - Ctrl-C: the body has run all the same
+            return self._stop(execution, beat, value, hit)
 
-    async def _abody(self, claim: Claim, body: Callable[[], Awaitable[Any]]) -> Ran:
-        execution, beat = self._start(claim)
+    async def _abody(self, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]]) -> Ran:
+        execution, beat = self._start(claim, asked)
         value, error = None, None
         try:
             with context.inside(execution):
@@ -155,8 +166,8 @@ class Job:
             error = raised
         return self._stop(execution, beat, value, error)
 
-    def _start(self, claim: Claim) -> tuple[Current, Beat | None]:
-        execution = Current(claim, price=self.engine.price, confirm=self._confirm)
+    def _start(self, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
+        execution = Current(claim, asked, price=self.engine.price, confirm=self._confirm)
         if execution.parent is not None:
             execution.parent.holds_others()
         if claim.cause is Cause.UNGUARDED:

@@ -66,6 +66,7 @@ class Current:
     def __init__(
         self,
         claim: Claim,
+        asked: float,
         *,
         price: Price | None,
         confirm: Callable[[Current], bool],
@@ -76,7 +77,8 @@ class Current:
         self._lost = False
         self._meter = Meter(price, CURRENCY)
         self._confirm = confirm
-        self.started = self.renewed = time.monotonic()
+        self.started = time.monotonic()
+        self.renewed = asked  # a lease is counted from when it was asked for
 
     @property
     def idempotency_key(self) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import queue
 import time
 from collections.abc import Awaitable, Callable, Generator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from idemguard import context
+from idemguard.claim import Begin, Claimed, Release, Withdraw
 from idemguard.errors import ConfigurationError, IdemguardError, ReentrantCallError, StoreError
 from idemguard.guard import Await, Execute, Look, Owe, Ran, Rest, Wish
+from idemguard.record import Status
 
 if TYPE_CHECKING:
-    from idemguard.claim import Command
+    from idemguard.claim import Answer, Command
     from idemguard.record import Claim
     from idemguard.stores import AsyncStore, Store
 
@@ -31,8 +33,38 @@ class Later(Protocol):
         ...
 
 
+class _Net:
+    """What is left to tell when a flow is torn down at a moment that it could not foresee.
+
+    Ctrl-C may hit between any two steps of Python; the claim must not outlive it.
+    """
+
+    __slots__ = ("asked", "claim", "ran")
+
+    def __init__(self) -> None:
+        self.asked = 0.0  # when the last Begin was sent, by the process's own clock
+        self.claim: Claim | None = None  # held, as far as is known
+        self.ran: Ran | None = None  # what its body came to
+
+    def note(self, command: Command, answer: Answer) -> None:
+        """A command was performed."""
+        if isinstance(answer, Claimed):
+            self.claim = answer.claim
+        elif not isinstance(command, Begin):
+            self.claim = None
+
+    def left(self) -> Command | None:
+        """The command that gives back what is held, if anything is."""
+        claim = self.claim
+        if claim is None:
+            return None
+        if self.ran is None:
+            return Withdraw(claim.address, claim.nonce, claim.caller, "failed")
+        return Release(claim, Status.FAILED, self.ran.spent)
+
+
 def drive(
-    flow: Generator[Wish, Any, R], store: Store, later: Later, body: Callable[[Claim], Ran]
+    flow: Generator[Wish, Any, R], store: Store, later: Later, body: Callable[[Claim, float], Ran]
 ) -> R:
     """Perform a flow from plain code.
 
@@ -40,12 +72,14 @@ def drive(
         flow: what to perform.
         store: on which.
         later: where it owes commands.
-        body: executes what is guarded; never raises.
+        body: executes what is guarded, by a claim that was asked for at that time of
+            `time.monotonic()`; what it raises is in what it returns.
 
     Returns:
         What the flow returns.
 
     """
+    net = _Net()
     try:
         wish = next(flow)
         while True:
@@ -54,32 +88,42 @@ def drive(
                     case Await():
                         answer: Any = _wait(store, wish)
                     case Execute(claim=claim):
-                        answer = body(claim)
+                        answer = net.ran = body(claim, net.asked)
                     case Owe(command=command):
-                        answer = None
                         later.put(command)
+                        answer = net.claim = None
                     case Look(address=address):
                         answer = store.look(address)
                     case Rest(time=rest):
                         time.sleep(rest / 1000)
                         answer = _clock()
                     case _:
+                        net.asked = time.monotonic()
                         answer = store.perform(wish)  # type: ignore[arg-type]
+                        net.note(wish, answer)  # type: ignore[arg-type]
             except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
                 wish = flow.throw(_spoken(error))
             else:
                 wish = flow.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except BaseException:
+        if (left := net.left()) is not None:
+            try:
+                store.perform(left)
+            except Exception:  # noqa: BLE001 - what tore the flow down is what the caller is told
+                later.put(left)
+        raise
 
 
 async def adrive(
     flow: Generator[Wish, Any, R],
     store: AsyncStore,
     later: Later,
-    body: Callable[[Claim], Awaitable[Ran]],
+    body: Callable[[Claim, float], Awaitable[Ran]],
 ) -> R:
     """Perform a flow from a coroutine: as `drive`, with `await`."""
+    net = _Net()
     try:
         wish = next(flow)
         while True:
@@ -88,17 +132,19 @@ async def adrive(
                     case Await():
                         answer: Any = await _await(store, wish)
                     case Execute(claim=claim):
-                        answer = await body(claim)
+                        answer = net.ran = await body(claim, net.asked)
                     case Owe(command=command):
-                        answer = None
                         later.put(command)
+                        answer = net.claim = None
                     case Look(address=address):
                         answer = await store.look(address)
                     case Rest(time=rest):
                         await asyncio.sleep(rest / 1000)
                         answer = _clock()
                     case _:
+                        net.asked = time.monotonic()
                         answer = await shielded(store.perform(wish))  # type: ignore[arg-type]
+                        net.note(wish, answer)  # type: ignore[arg-type]
             except GeneratorExit:
                 flow.close()
                 raise
@@ -108,6 +154,10 @@ async def adrive(
                 wish = flow.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+    except BaseException:
+        if (left := net.left()) is not None:
+            later.put(left)  # a coroutine that is dropped can await nothing more
+        raise
 
 
 def _spoken(error: BaseException) -> BaseException:
@@ -124,10 +174,14 @@ def _spoken(error: BaseException) -> BaseException:
 
 def _wait(store: Store, wish: Await) -> int:
     _not_on_its_own_loop(wish)
-    hint, started = threading.Event(), time.monotonic()
-    unpark = store.park(wish.address, wish.holder, hint.set)
+    # a queue in C: the lock inside an Event stays locked where Ctrl-C hits who sets it
+    hint: queue.SimpleQueue[None] = queue.SimpleQueue()
+    started = time.monotonic()
+    unpark = store.park(wish.address, wish.holder, lambda: hint.put(None))
     try:
-        hint.wait(LONGEST if wish.timeout is None else wish.timeout / 1000)
+        hint.get(timeout=LONGEST if wish.timeout is None else wish.timeout / 1000)
+    except queue.Empty:
+        pass
     finally:
         unpark()
     return _since(started)

@@ -212,13 +212,10 @@ def enter(ask: Ask) -> Generator[Wish, Any, Entry | Reply]:
     """The first half of `call`: leave to execute, or what the call came to without it."""
     try:
         admitted: Admitted = yield from admit(ask)
-    except GeneratorExit:  # dropped, not driven: nobody is there to perform a wish
-        raise
     except Refused as refusal:
         return Reply("refused", error=refusal.error, waited=refusal.waited, runs=refusal.runs)
-    except BaseException as error:  # noqa: BLE001 - told in the reply, raised by who asked
-        trouble = error if isinstance(error, StoreError) else None
-        return Reply(_came_to(error), error=error, trouble=trouble)
+    except StoreError as error:
+        return Reply("refused", error=error, trouble=error)
     waited, trouble = admitted.waited, admitted.trouble
     match admitted.answer:
         case Replay(result=result, runs=runs):
@@ -272,7 +269,7 @@ def admit(ask: Ask) -> Generator[Wish, Any, Admitted]:
     except GeneratorExit:
         raise
     except BaseException as error:  # cancelled, or refused: give back what Begin may have got
-        yield from _leave(ask, turn.nonce, _came_to(error))
+        yield from _leave(ask, turn.nonce, came_to(error))
         raise
 
 
@@ -333,7 +330,8 @@ def _outlast(ask: Ask, turn: _Turn, error: StoreUnavailableError) -> Flow:
         raise error
 
 
-def _came_to(error: BaseException) -> str:
+def came_to(error: BaseException) -> str:
+    """The outcome of a call that this error ended before its body."""
     return "refused" if isinstance(error, (Refused, IdemguardError)) else "failed"
 
 
@@ -363,13 +361,7 @@ def execute(
     """The second half of `call`: execute the body by a claim, and tell its end."""
     ask, claim = entry.ask, entry.claim
     policy = ask.policy
-    try:
-        ran: Ran = yield Execute(claim)
-    except GeneratorExit:
-        raise
-    except BaseException as error:  # noqa: BLE001 - the body did not start
-        yield from _leave(ask, claim.nonce, "failed")
-        return Reply("failed", error=error, waited=entry.waited)
+    ran: Ran = yield Execute(claim)
     if claim.cause is Cause.UNGUARDED:  # its start is told from its end, by the store's clock
         claim = claim._replace(started=-ran.took)
     source, status = "executed", Status.OK

@@ -82,6 +82,12 @@ class ExecutionLedger:
         """How often a task was executed, in all scopes and versions unless one is named."""
         return sum(record.runs for record, _ in self._records(fingerprint, scope, version))
 
+    def reused(
+        self, fingerprint: str, *, scope: str | None = None, version: str | None = None
+    ) -> int:
+        """How often a task's result was reused, in all scopes and versions unless one is named."""
+        return sum(record.reused for record, _ in self._records(fingerprint, scope, version))
+
     def workers(
         self, fingerprint: str, *, scope: str | None = None, version: str | None = None
     ) -> list[str]:

@@ -45,6 +45,7 @@ from idemguard.guard import (
     Ran,
     Refused,
     Reply,
+    Rest,
     admit,
     call,
     hold,
@@ -119,7 +120,15 @@ def test_a_call_begins_by_its_policy() -> None:
     policy = Policy(lease=9, mode=Mode.OBSERVE, rerun_lost=False, retention=77)
     asked = begins(calls(Ask(ADDRESS, ME, "n", policy, "digest")))
     assert asked == Begin(
-        ADDRESS, "n", ME, 9, "digest", Mode.OBSERVE, rerun_lost=False, retention=77
+        ADDRESS,
+        "n",
+        ME,
+        9,
+        "digest",
+        Mode.OBSERVE,
+        rerun_lost=False,
+        retention=77,
+        brief=policy.observes,
     )
 
 
@@ -321,8 +330,8 @@ def test_a_store_that_answers_wrongly_is_no_leave_to_do_without() -> None:
 
 
 def test_observe_does_without_any_store() -> None:
-    flow = admit(asks(mode=Mode.OBSERVE))
-    begins(flow)
+    flow = admit(asks(mode=Mode.OBSERVE, observes=True))
+    assert begins(flow).brief
     wrong = StoreError("wrong password")
     assert isinstance(flow.throw(wrong), Owe)
     assert returned(flow) == Admitted(None, 0, wrong)
@@ -421,13 +430,57 @@ def test_a_waiter_that_leaves_a_store_that_is_down_owes_it() -> None:
         flow.send(None)
 
 
-def test_a_waiter_whose_store_goes_away_does_as_it_may() -> None:
-    flow = admit(asks(run_unguarded=True))
+# --- admit: a store that is away while one waits -----------------------------------------------------------
+
+
+def away_while_waiting(**policy: Any) -> Generator[Any, Any, Any]:
+    """A waiter whose store does not answer any more; it has just looked at the clock: 100."""
+    flow = admit(asks(lease=300, **policy))
     begins(flow)
     flow.send(in_flight())
     flow.send(40)
+    assert flow.throw(DOWN) == Rest(0)
+    assert flow.send(100) == Rest(30)
+    return flow
+
+
+def test_a_waiter_outlasts_a_store_that_is_away_for_less_than_a_lease() -> None:
+    flow = away_while_waiting()
+    assert isinstance(flow.send(130), Begin)
+    assert flow.throw(DOWN) == Rest(30)
+    assert isinstance(flow.send(160), Begin)
+    assert flow.send(in_flight()) == Await(ADDRESS, "3-h", 500)
+    assert isinstance(flow.send(0), Begin)  # it is back, and what it was away counts no more
+    assert flow.throw(DOWN) == Rest(0)
+    flow.send(1000)
+    assert isinstance(flow.send(1030), Begin)
+    assert returned(flow, Replay(RESULT, 1)) == Admitted(Replay(RESULT, 1), waited=40)
+
+
+def test_a_store_that_is_away_for_a_whole_lease_is_down() -> None:
+    flow = away_while_waiting()
+    assert isinstance(flow.send(399), Begin)
     flow.throw(DOWN)
+    assert flow.send(400) == Owe(Withdraw(ADDRESS, "n", ME, "refused", Policy().retention))
+    with pytest.raises(StoreUnavailableError):
+        flow.send(None)
+
+
+def test_a_store_that_is_away_longer_than_ones_patience_is_down() -> None:
+    flow = away_while_waiting(wait_timeout=140, run_unguarded=True)
+    assert isinstance(flow.send(199), Begin)
+    flow.throw(DOWN)
+    assert isinstance(flow.send(200), Owe)
     assert returned(flow) == Admitted(None, 40, DOWN)
+
+
+def test_a_store_that_answers_a_waiter_wrongly_is_not_outlasted() -> None:
+    flow = admit(asks(run_unguarded=True))
+    begins(flow)
+    flow.send(in_flight())
+    assert isinstance(flow.throw(StoreError("wrong password")), Owe)
+    with pytest.raises(StoreError, match="password"):
+        flow.send(None)
 
 
 # --- settle ------------------------------------------------------------------------------------------------

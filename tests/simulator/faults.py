@@ -241,6 +241,7 @@ FAULTS = (
         "a withdrawal takes an execution that has ended",
         "if mine.claim.nonce == ask.nonce and mine.ended is None:",
         "if mine.claim.nonce == ask.nonce:",
+        "unguarded after all",
     ),
     _claim("what a killed execution spent is lost", "    line = line._replace(spent=_later(line.spent, ask.spent))\n", ""),
     _claim("an older report outdoes a later one", "return one if one.reports > other.reports else other", "return one if one.reports < other.reports else other"),
@@ -323,7 +324,7 @@ FAULTS = (
 
 def hunt(fault: Fault) -> str | None:
     """How the simulator finds a fault; None where it does not."""
-    few = variant(FEW_LINES, *[edit for edit in fault.edits if edit is not FEW_LINES])
+    few = variant(FEW_LINES, *[edit for edit in fault.edits if edit != FEW_LINES])
     with variant(*fault.edits).in_force() as rules:
         first = [scene for scene in SCENES if scene.name == fault.scene]
         rest = [scene for scene in SCENES if scene.name != fault.scene]

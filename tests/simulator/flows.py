@@ -31,6 +31,7 @@ from idemguard.guard import (
     Policy,
     Ran,
     Reply,
+    Rest,
     Wish,
     call,
     hold,
@@ -158,6 +159,7 @@ class Stage:
 
     def _begin(self, name: str) -> None:
         pick = self.chance.choice
+        mode = Mode(pick(("enforce",) * 4 + ("observe", "bypass")))
         policy = Policy(
             ttl=pick((0, 25, 200)),
             lease=LEASE,
@@ -166,7 +168,8 @@ class Stage:
             fall_back=pick((True, False)),
             rerun_lost=pick((True, True, False)),
             run_unguarded=pick((True, False)),
-            mode=Mode(pick(("enforce",) * 4 + ("observe", "bypass"))),
+            mode=mode,
+            observes=mode is Mode.OBSERVE,
             retention=DAY if self.counted else pick((DAY, 60)),
         )
         ask = Ask(ADDRESS, caller(name), name, policy)
@@ -256,6 +259,9 @@ class Stage:
         elif isinstance(wish, Pause):
             if now - task.since >= wish.time:
                 self._go_on(task, SO_FAR)
+        elif isinstance(wish, Rest):
+            if now - task.since >= wish.time:
+                self._go_on(task, now)
         elif isinstance(wish, Owe):
             self.owed.append((wish.command, now))
             self._go_on(task)
@@ -284,7 +290,7 @@ class Stage:
             return
         if isinstance(wish, Await):
             task.patience += self.world.now - task.since
-        elif self.world.now >= self.down:
+        elif not isinstance(wish, Rest) and self.world.now >= self.down:
             self._perform(wish)
         self._go_on(task, error=Cancelled())
 

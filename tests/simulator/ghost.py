@@ -95,8 +95,8 @@ def _counts(run: Run) -> dict[str, int]:
         "lost": run.told_lost,
         "run": ended,
         "failures": run.fate == "failed" and not run.told_lost,
-        "unknown_usage": ended and usage is None,
-        "unpriced": ended and usage is not None and cost is None,
+        "unknown_usage": usage is None,  # from its start, until it tells
+        "unpriced": usage is not None and cost is None,
     }
 
 
