@@ -6,10 +6,10 @@ import asyncio
 import os
 import threading
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from idemguard import config, context
-from idemguard.calls import Job
+from idemguard.calls import Job, no_body
 from idemguard.claim import Complete, Forget, Over, Release, Renew, Renewed, Replay, Resolve
 from idemguard.codec import Codec
 from idemguard.drive import adrive, drive, need_asyncio, shielded
@@ -47,7 +47,7 @@ class Task:
     fingerprint: str
     scope: str = ""
     version: str | None = None
-    codec: Codec = field(default_factory=Codec, compare=False, repr=False)
+    codec: Any = field(default_factory=Codec, compare=False, repr=False)
     digest: str | None = field(default=None, compare=False, repr=False)  # behind an explicit key
     policy: Policy | None = field(default=None, compare=False, repr=False)  # its decorator's
 
@@ -162,9 +162,7 @@ class Claim:
         return Release(self._claim, Status.FAILED, retention=self._job.policy.retention)
 
     def _settle(self, end: Complete | Release) -> bool:
-        told, _, interrupted = drive(
-            settle(end), self._engine.store, self._engine.backlog, _no_body
-        )
+        told, _, interrupted = drive(settle(end), self._engine.store, self._engine.backlog, no_body)
         return _was_kept(told, interrupted)
 
 
@@ -201,7 +199,7 @@ class AsyncClaim(Claim):
 
     async def _asettle(self, end: Complete | Release) -> bool:
         told, _, interrupted = await adrive(
-            settle(end), self._engine.aio, self._engine.backlog, _no_body
+            settle(end), self._engine.aio, self._engine.backlog, no_body
         )
         return _was_kept(told, interrupted)
 
@@ -226,10 +224,6 @@ def _was_kept(told: Ended | None, interrupted: BaseException | None) -> bool:
     if interrupted is not None:
         raise interrupted
     return told is not None and told.kept
-
-
-def _no_body(*_: object) -> NoReturn:
-    raise AssertionError("a flow without a body asked for one")
 
 
 def _name(task: Task) -> str:
@@ -370,7 +364,7 @@ class Hand:
         if desk.off():
             return FreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
-        claim = drive(take(desk.ask(task, worker_id)), engine.store, engine.backlog, _no_body)
+        claim = drive(take(desk.ask(task, worker_id)), engine.store, engine.backlog, no_body)
         return None if claim is None else Claim(engine, desk.job(task), task, claim)
 
     def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:
@@ -386,7 +380,7 @@ class Hand:
         """
         desk = self._desk
         flow = reach(desk.address(task), config.milliseconds("timeout", timeout, least=0))
-        return desk.found(task, drive(flow, desk.engine.store, desk.engine.backlog, _no_body))
+        return desk.found(task, drive(flow, desk.engine.store, desk.engine.backlog, no_body))
 
     def peek(self, task: Task) -> Outcome[Any] | None:
         """The result that is kept now, or None; nothing is counted."""
@@ -430,7 +424,7 @@ class AsyncHand:
         if desk.off():
             return AsyncFreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
-        claim = await adrive(take(desk.ask(task, worker_id)), engine.aio, engine.backlog, _no_body)
+        claim = await adrive(take(desk.ask(task, worker_id)), engine.aio, engine.backlog, no_body)
         return None if claim is None else AsyncClaim(engine, desk.job(task), task, claim)
 
     async def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:  # noqa: ASYNC109 - the contract's name
@@ -438,7 +432,7 @@ class AsyncHand:
         need_asyncio()
         desk = self._desk
         flow = reach(desk.address(task), config.milliseconds("timeout", timeout, least=0))
-        return desk.found(task, await adrive(flow, desk.engine.aio, desk.engine.backlog, _no_body))
+        return desk.found(task, await adrive(flow, desk.engine.aio, desk.engine.backlog, no_body))
 
     async def peek(self, task: Task) -> Outcome[Any] | None:
         """As `Guard.peek`."""

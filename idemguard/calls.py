@@ -6,27 +6,39 @@ import hashlib
 import os
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from idemguard import context, log
 from idemguard.claim import Renew, Renewed
 from idemguard.context import Current
 from idemguard.drive import adrive, drive, need_asyncio
 from idemguard.errors import (
+    ConfigurationError,
     IdemguardError,
     ReentrantCallError,
     ResultUnavailableError,
     StoreError,
 )
-from idemguard.guard import Ask, Entry, Ran, Reply, call, came_to, execute, task_name, unguarded
+from idemguard.guard import (
+    Ask,
+    Entry,
+    Ran,
+    Reply,
+    call,
+    came_to,
+    enter,
+    execute,
+    task_name,
+    unguarded,
+)
 from idemguard.heart import Beat
-from idemguard.outcome import Outcome, declined, outcome
+from idemguard.outcome import Outcome, declined, is_flow, outcome
 from idemguard.record import Address, Caller, Cause, Claim, Mode
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
-    from idemguard.codec import Codec, Value
+    from idemguard.codec import Value
     from idemguard.engine import Engine
     from idemguard.guard import Policy, Wish
 
@@ -49,7 +61,7 @@ class Job:
     engine: Engine
     task_type: str
     policy: Policy
-    codec: Codec
+    codec: Any  # a Codec, or a StreamCodec
     version: str | None = None
     agent: str | None = None
     usage: Callable[[Any], Any] | None = None
@@ -72,7 +84,7 @@ class Job:
 
     def run(self, ask: Ask, body: Callable[[], Any]) -> Outcome[Any]:
         """Perform one call from plain code; the outcome has the value or the error."""
-        return self._end(ask, self._reentrant(ask) or self._driven(ask, body))
+        return self.end(ask, self._reentrant(ask) or self._driven(ask, body))
 
     def _driven(self, ask: Ask, body: Callable[[], Any]) -> Reply:
         flow, engine = self._flow(ask), self.engine
@@ -88,7 +100,7 @@ class Job:
 
     async def arun(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Outcome[Any]:
         """As `run`, from a coroutine."""
-        return self._end(ask, self._reentrant(ask) or await self._adriven(ask, body))
+        return self.end(ask, self._reentrant(ask) or await self._adriven(ask, body))
 
     async def _adriven(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Reply:
         loop, flow, engine = need_asyncio(), self._flow(ask), self.engine
@@ -107,6 +119,75 @@ class Job:
         finally:
             context.coroutines.remove(ask.nonce)
 
+    # --- streams: entered, and told, by themselves ------------------------------------------------
+
+    def enter(self, ask: Ask) -> Entry | Reply:
+        """May this stream execute? Else what the call came to."""
+        if (reply := self._reentrant(ask)) is not None:
+            return reply
+        asked, engine = time.monotonic(), self.engine
+        try:
+            entry = drive(self._entering(ask), engine.store, engine.backlog, no_body)
+        except BaseException as error:  # noqa: BLE001 - told like any other end
+            entry = Reply(came_to(error), error=error)
+        return self._entered(ask, entry, asked)
+
+    async def aenter(self, ask: Ask) -> Entry | Reply:
+        """As `enter`, from an async generator."""
+        if (reply := self._reentrant(ask)) is not None:
+            return reply
+        asked, loop, engine = time.monotonic(), need_asyncio(), self.engine
+        context.coroutines.add(ask.nonce, loop)
+        try:
+            entry = await adrive(self._entering(ask), engine.aio, engine.backlog, no_body)
+        except GeneratorExit:
+            context.coroutines.remove(ask.nonce)
+            raise
+        except BaseException as error:  # noqa: BLE001 - told like any other end
+            entry = Reply(came_to(error), error=error)
+        return self._entered(ask, entry, asked)
+
+    def _entering(self, ask: Ask) -> Generator[Wish, Any, Entry | Reply]:
+        if ask.digest is UNSEEN:
+            return _at_once(Entry(ask, unguarded(ask)))
+        return enter(ask)
+
+    @staticmethod
+    def _entered(ask: Ask, entry: Entry | Reply, asked: float) -> Entry | Reply:
+        if isinstance(entry, Reply):
+            context.coroutines.remove(ask.nonce)
+            return entry
+        return replace(entry, asked=asked)
+
+    def tell(self, entry: Entry, ran: Ran) -> Outcome[Any]:
+        """A stream has ended."""
+        engine = self.engine
+        try:
+            reply = drive(self._ending(entry), engine.store, engine.backlog, lambda *_: ran)
+        except BaseException as error:  # noqa: BLE001 - told like any other end
+            reply = Reply("failed", error=error)
+        context.coroutines.remove(entry.ask.nonce)
+        return self.end(entry.ask, reply)
+
+    async def atell(self, entry: Entry, ran: Ran) -> Outcome[Any]:
+        """As `tell`, from an async generator."""
+
+        async def body(*_: object) -> Ran:
+            return ran
+
+        engine = self.engine
+        try:
+            reply = await adrive(self._ending(entry), engine.aio, engine.backlog, body)
+        except BaseException as error:  # noqa: BLE001 - told like any other end
+            reply = Reply("failed", error=error)
+        context.coroutines.remove(entry.ask.nonce)
+        return self.end(entry.ask, reply)
+
+    def _ending(self, entry: Entry) -> Generator[Wish, Any, Reply]:
+        return execute(entry, self._encoder(entry.ask), _never)
+
+    # --- calls that cannot ask --------------------------------------------------------------------
+
     def unseen(self, error: Exception) -> Ask:
         """The question of an observed call whose task cannot be told: an address of its own."""
         log.warn("identity", "%s: executed, but seen by nobody else: %s", self.task_type, error)
@@ -119,12 +200,12 @@ class Job:
         context.tell(outcome(Reply("refused", error=error), None, self.task_type, ""))
 
     def _flow(self, ask: Ask) -> Generator[Wish, Any, Reply]:
-        def encode(value: Any) -> Value:
-            return self.encode(task_name(ask), value)
-
         if ask.digest is UNSEEN:
-            return execute(Entry(ask, unguarded(ask)), encode, declined)
-        return call(ask, encode, declined)
+            return execute(Entry(ask, unguarded(ask)), self._encoder(ask), declined)
+        return call(ask, self._encoder(ask), declined)
+
+    def _encoder(self, ask: Ask) -> Callable[[Any], Value]:
+        return lambda value: self.encode(task_name(ask), value)
 
     def _reentrant(self, ask: Ask) -> Reply | None:
         if ask.policy.mode is not Mode.ENFORCE or context.above(ask.address) is None:
@@ -141,32 +222,47 @@ class Job:
     # --- the body --------------------------------------------------------------------------------
 
     def _body(self, claim: Claim, asked: float, body: Callable[[], Any]) -> Ran:
-        execution, beat = self._start(claim, asked)
+        execution, beat = self.start(claim, asked)
         value, error = None, None
         try:
             with context.inside(execution):
-                value = body()
+                value = self._whole(body())
         except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
             error = raised
         try:
-            return self._stop(execution, beat, value, error)
+            return self.stop(execution, beat, value, error)
         except BaseException as hit:  # noqa: BLE001 - Ctrl-C: the body has run all the same
-            return self._stop(execution, beat, value, hit)
+            return self.stop(execution, beat, value, hit)
 
     async def _abody(self, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]]) -> Ran:
-        execution, beat = self._start(claim, asked)
+        execution, beat = self.start(claim, asked)
         value, error = None, None
         try:
             with context.inside(execution):
-                value = await body()
+                value = self._whole(await body())
         except GeneratorExit:  # the coroutine is dropped: nobody is there to be told
-            self._stop(execution, beat, None, None)
+            self.stop(execution, beat, None, None)
             raise
         except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
             error = raised
-        return self._stop(execution, beat, value, error)
+        return self.stop(execution, beat, value, error)
 
-    def _start(self, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
+    def _whole(self, value: Any) -> Any:
+        """A value that can be kept; what is yet to be consumed is nothing that is done."""
+        if self.policy.observes or not is_flow(value):
+            return value
+        close = getattr(value, "close", None)
+        if callable(close):
+            close()
+        kind = type(value).__qualname__
+        raise ConfigurationError(
+            f"{self.task_type}: returned an object of {kind}, which is yet to be consumed, so that "
+            "there is nothing to keep. Make it a generator (`yield from ...`, or `async for chunk "
+            "in ...: yield chunk`), await it inside, or return a list.",
+            task_type=self.task_type,
+        )
+
+    def start(self, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
         execution = Current(claim, asked, price=self.engine.price, confirm=self._confirm)
         if execution.parent is not None:
             execution.parent.holds_others()
@@ -177,14 +273,15 @@ class Job:
         beat.start()
         return execution, beat
 
-    def _stop(
+    def stop(
         self, execution: Current, beat: Beat | None, value: Any, error: BaseException | None
     ) -> Ran:
         if beat is not None:
             beat.stop()
         execution.ended = True
         if error is None and self.usage is not None:
-            self._read_usage(execution, value)
+            seen = getattr(self.codec, "seen", None)  # of a stream: its chunks
+            self._read_usage(execution, value if seen is None else seen(value))
         took = round((time.monotonic() - execution.started) * 1000)
         return Ran(value, error, execution.spent(), took)
 
@@ -230,7 +327,7 @@ class Job:
             value: what its execution came to.
 
         """
-        stored = self.codec.dump(value, limit=self.engine.limit)
+        stored: Value = self.codec.dump(value, limit=self.engine.limit)
         if stored.codec == "unstorable":
             log.warn(
                 f"unstorable {self.task_type}",
@@ -242,7 +339,7 @@ class Job:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def _end(self, ask: Ask, reply: Reply) -> Outcome[Any]:
+    def end(self, ask: Ask, reply: Reply) -> Outcome[Any]:
         value = reply.value
         if reply.result is not None:
             try:
@@ -301,3 +398,17 @@ class Job:
 
 
 UNSEEN = "unseen"
+
+
+def no_body(*_: object) -> NoReturn:
+    """For flows that execute nothing."""
+    raise AssertionError("a flow without a body asked for one")
+
+
+def _at_once(entry: Entry) -> Generator[Wish, Any, Entry | Reply]:
+    return entry
+    yield  # a flow all the same
+
+
+def _never(_: object) -> bool:
+    return False

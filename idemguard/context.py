@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import socket
+import threading
 import time
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -17,7 +19,6 @@ from idemguard.pricing import CURRENCY
 from idemguard.usage import Meter, normal
 
 if TYPE_CHECKING:
-    import asyncio
     from collections.abc import Callable, Iterator
 
     from idemguard.outcome import Outcome
@@ -173,10 +174,15 @@ def idempotency_key(claim: Claim) -> str:
 
 
 class Coroutines:
-    """The calls of this process that run on a loop, by nonce: from the question to the end told."""
+    """The calls of this process that only go on where somebody else lets them.
+
+    A coroutine goes on with its loop, a stream with its consumer: from the question to the
+    end told, by nonce.
+    """
 
     def __init__(self) -> None:
         self._loops: dict[str, asyncio.AbstractEventLoop] = {}
+        self._consumers: dict[str, tuple[int, object]] = {}
 
     def add(self, nonce: str, loop: asyncio.AbstractEventLoop) -> None:
         """A call begins."""
@@ -185,11 +191,33 @@ class Coroutines:
     def remove(self, nonce: str) -> None:
         """It is over."""
         self._loops.pop(nonce, None)
+        self._consumers.pop(nonce, None)
 
     def need(self, loop: asyncio.AbstractEventLoop, holder: str | None) -> bool:
         """Whether that execution is of such a call, and stands still while this loop does."""
-        nonce = "" if holder is None else holder.partition("-")[2]
-        return self._loops.get(nonce.partition(".")[0]) is loop  # without the attempt's number
+        return self._loops.get(_nonce(holder)) is loop
+
+    def consumed(self, nonce: str) -> None:
+        """A stream is consumed here."""
+        self._consumers[nonce] = _consumer()
+
+    def consumed_here(self, holder: str | None) -> bool:
+        """Whether that execution is of a stream whose consumer is the one that would wait."""
+        return self._consumers.get(_nonce(holder)) == _consumer()
+
+
+def _nonce(holder: str | None) -> str:
+    """Of a call; without the attempt's number."""
+    return "" if holder is None else holder.partition("-")[2].partition(".")[0]
+
+
+def _consumer() -> tuple[int, object]:
+    thread = threading.get_ident()
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        return thread, None
+    return thread, None if task is None else id(task)
 
 
 coroutines = Coroutines()

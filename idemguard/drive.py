@@ -173,7 +173,7 @@ def _spoken(error: BaseException) -> BaseException:
 
 
 def _wait(store: Store, wish: Await) -> int:
-    _not_on_its_own_loop(wish)
+    _not_for_itself(wish)
     # a queue in C: the lock inside an Event stays locked where Ctrl-C hits who sets it
     hint: queue.SimpleQueue[None] = queue.SimpleQueue()
     started = time.monotonic()
@@ -188,6 +188,8 @@ def _wait(store: Store, wish: Await) -> int:
 
 
 async def _await(store: AsyncStore, wish: Await) -> int:
+    if context.coroutines.consumed_here(wish.holder):
+        _not_for_itself(wish)
     loop, started = asyncio.get_running_loop(), time.monotonic()
     hint = asyncio.Event()
 
@@ -221,18 +223,27 @@ def _since(started: float) -> int:
     return -int((started - time.monotonic()) * 1000 // 1)
 
 
-def _not_on_its_own_loop(wish: Await) -> None:
+def _not_for_itself(wish: Await) -> None:
+    """What would never come, since only the one who waits could bring it about."""
+    task = f"task {wish.address.fingerprint[:16]}"
+    if context.coroutines.consumed_here(wish.holder):
+        raise ReentrantCallError(
+            f"a stream of {task} would wait for another one of it, which this very thread or task "
+            "consumes: neither could go on. Consume the first to its end, or keep its chunks.",
+            fingerprint=wish.address.fingerprint,
+        )
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
-    if context.coroutines.need(loop, wish.holder):
-        raise ReentrantCallError(
-            f"a plain call on an event loop would wait for task {wish.address.fingerprint[:16]}, "
-            "which a coroutine of this very loop is executing: neither could go on. Call it from "
-            "a coroutine with await, or through asyncio.to_thread().",
-            fingerprint=wish.address.fingerprint,
-        )
+    if not context.coroutines.need(loop, wish.holder):
+        return
+    raise ReentrantCallError(
+        f"a plain call on an event loop would wait for {task}, which a coroutine of this very loop "
+        "is executing: neither could go on. Call it from a coroutine with await, or through "
+        "asyncio.to_thread().",
+        fingerprint=wish.address.fingerprint,
+    )
 
 
 async def shielded(awaitable: Awaitable[R]) -> R:

@@ -6,9 +6,10 @@ import threading
 import time
 import weakref
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from idemguard import config
+from idemguard.claim import Sweep
 from idemguard.errors import StoreError
 from idemguard.forks import on_fork
 from idemguard.heart import Backlog, heart
@@ -94,20 +95,52 @@ class Engine:
         return longest
 
 
-_default: list[Callable[[], Engine]] = []
+class Source(Protocol):
+    """Where settings and a store come from: a guard."""
+
+    @property
+    def settings(self) -> Settings:
+        """What is set."""
+        ...
+
+    @property
+    def engine(self) -> Engine:
+        """The store in use."""
+        ...
 
 
-def use(find: Callable[[], Engine]) -> None:
-    """From now on, this is the engine where none is named."""
-    _default[:] = [find]
+class _Defaults:
+    """What counts where nobody has configured anything."""
+
+    def __init__(self) -> None:
+        self.settings = config.settings({})
+        self._lock = threading.Lock()
+        self._engine: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        with self._lock:
+            if self._engine is None:
+                self._engine = Engine(self.settings)
+        return self._engine
 
 
-def configured() -> Engine:
-    """The engine of the configured guard; with nothing configured, one of defaults."""
+_default: list[Source] = []
+_first = threading.Lock()
+
+
+def use(source: Source) -> None:
+    """From now on, this counts where no guard is named."""
+    _default[:] = [source]
+
+
+def source() -> Source:
+    """The configured guard; with nothing configured, one of defaults."""
     if not _default:
-        made = Engine(config.settings({}))
-        use(lambda: made)
-    return _default[0]()
+        with _first:
+            if not _default:
+                use(_Defaults())
+    return _default[0]
 
 
 def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], float | None]:
@@ -116,6 +149,8 @@ def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], fl
         if there is None:
             return None
         with suppress(StoreError):  # a store that is down is told of by the calls
+            for address in there.store.overdue(there.namespace):
+                there.store.perform(Sweep(address))  # told lost while its record is there
             there.store.tend(retention)
         return TEND
 

@@ -321,6 +321,11 @@ class Identity:
             )
         return Drop(drop.own, below, paths)
 
+    def class_method(self) -> None:
+        """Take the callable for a class method: its class counts by its qualified name."""
+        if self._positional:
+            self._receiver = self._positional[0]
+
     def method_of(self, owner: type) -> None:
         """Take the callable for an instance method of `owner`.
 

@@ -161,6 +161,7 @@ class Entry:
     waited: int = 0  # ms
     conflict: bool = False
     trouble: StoreError | None = None  # why it is unguarded
+    asked: float = 0.0  # when, by the driver; set where the body does not run in the same drive
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,37 +3,30 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import threading
-import typing
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
-
-import wrapt
 
 from idemguard import config, engine
 from idemguard.api import AsyncHand, Desk, Hand, Task
-from idemguard.calls import Job
-from idemguard.codec import Codec
-from idemguard.context import present_scope
 from idemguard.drive import need_asyncio
 from idemguard.errors import ConfigurationError
-from idemguard.fingerprint import Identity, identify_payload, task_type_of
-from idemguard.record import Mode
+from idemguard.fingerprint import identify_payload
+from idemguard.guarded import BoundGuarded, Guarded, guarded
+from idemguard.outcome import Outcome
+from idemguard.shapes import Shape, callee
+from idemguard.spec import ABSENT, check, codec, job, value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 
+    from idemguard.calls import Job
     from idemguard.config import Given
     from idemguard.engine import Engine
     from idemguard.fingerprint import Key
     from idemguard.guard import Ask
-    from idemguard.outcome import Outcome
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-_ABSENT: Any = object()
 
 
 class TaskOptions(config.Policies, total=False):
@@ -150,9 +143,28 @@ class Guard(Hand):
             FingerprintError: an argument has no stable identity.
 
         """
-        if not isinstance(fn, Guarded):
+        receiver, guarded_fn = None, fn
+        if isinstance(fn, BoundGuarded):
+            receiver, guarded_fn = fn._self_instance, fn._self_parent  # noqa: SLF001 - our own
+        if not isinstance(guarded_fn, Guarded):
             raise ConfigurationError(f"{fn!r} is not decorated with @idempotent")
-        return fn._self_spec.task(args, kwargs, self.settings)  # noqa: SLF001 - our own wrapper
+        return guarded_fn._self_spec.task(receiver, args, kwargs, self)  # noqa: SLF001 - our own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _again, (self.settings,)
+
+
+def _again(settings: config.Settings) -> Guard:
+    """A guard that crossed to another process: one for each settings there."""
+    for guard in _crossed:
+        if guard.settings == settings:
+            return guard
+    guard = Guard(**vars(settings))
+    _crossed.append(guard)
+    return guard
+
+
+_crossed: list[Guard] = []
 
 
 def configure(**settings: Unpack[Given]) -> Guard:
@@ -169,184 +181,8 @@ def configure(**settings: Unpack[Given]) -> Guard:
 
     """
     guard = Guard(**settings)
-    _configured.append(guard)
-    engine.use(lambda: guard.engine)
-    del _configured[:-1]
+    engine.use(guard)
     return guard
-
-
-_configured: list[Guard] = []
-_first = threading.Lock()
-
-
-def default_guard() -> Guard:
-    """The configured guard; with nothing configured, one of defaults."""
-    if not _configured:
-        with _first:
-            if not _configured:
-                configure()
-    return _configured[-1]
-
-
-class Spec:
-    """What one decorated callable is, and how it is guarded.
-
-    Args:
-        fn: the plain callable.
-        options: the decorator's arguments that were given.
-
-    Raises:
-        ConfigurationError: an argument that cannot be; it is named.
-
-    """
-
-    def __init__(self, fn: Callable[..., Any], options: Mapping[str, Any]) -> None:
-        self.fn = fn
-        self.options = options
-        _check_options(options)
-        self.guard: Guard | None = options.get("guard")
-        self.is_async = _is_async(fn)
-        named = options.get("task_type")
-        self.task_type = task_type_of(fn) if named is None else config.text("task_type", named)
-        self.identity = Identity(
-            inspect.signature(fn),
-            task_type=self.task_type,
-            key=options.get("key"),
-            volatile=options.get("volatile", ()),
-            keep=options.get("keep", ()),
-            configured=() if self.guard is None else self.guard.settings.volatile,
-        )
-        self.codec = _codec(fn, options.get("result", _ABSENT), self.task_type)
-        self._job: tuple[Guard, Job | None] | None = None
-
-    def job(self) -> Job | None:
-        """How calls are guarded by the guard that counts now; None: they are not (mode `off`)."""
-        guard = self.guard or default_guard()
-        if self._job is None or self._job[0] is not guard:
-            self._job = (guard, _job(guard, self.task_type, self.codec, self.options))
-        return self._job[1]
-
-    def ask(self, job: Job, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Ask:
-        """The question of one call.
-
-        Raises:
-            FingerprintError: an argument has no stable identity.
-            TypeError: the arguments do not fit.
-
-        """
-        try:
-            found = self.identity.identify(
-                args, kwargs, extra_volatile=job.engine.settings.volatile
-            )
-        except Exception as error:
-            if job.policy.mode is Mode.OBSERVE and not _misfit(self.fn, args, kwargs):
-                return job.unseen(error)
-            job.refuse(error)
-            raise
-        return job.ask(found.fingerprint, found.digest)
-
-    def task(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], settings: config.Settings
-    ) -> Task:
-        """The task that a call is."""
-        found = self.identity.identify(args, kwargs, extra_volatile=settings.volatile)
-        version = self.options.get("version")
-        return Task(
-            self.task_type, found.fingerprint, present_scope(), version, self.codec, found.digest
-        )
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of a plain function."""
-        job = self.job()
-        if job is None:
-            return self.fn(*args, **kwargs)
-        return _value(job.run(self.ask(job, args, kwargs), lambda: self.fn(*args, **kwargs)))
-
-    def acall(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Coroutine[Any, Any, Any]:
-        """One call of a coroutine function: its task is told now, its claim comes when awaited."""
-        job = self.job()
-        if job is None:
-            return self.fn(*args, **kwargs)  # type: ignore[no-any-return]
-        return self._awaited(job, self.ask(job, args, kwargs), args, kwargs)
-
-    async def _awaited(
-        self, job: Job, ask: Ask, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        return _value(await job.arun(ask, lambda: self.fn(*args, **kwargs)))
-
-
-class Guarded(wrapt.FunctionWrapper[Any, Any]):
-    """A guarded callable; whoever looks at it sees the plain one."""
-
-    def __init__(self, fn: Callable[..., Any], spec: Spec) -> None:
-        call = spec.acall if spec.is_async else spec.call
-        super().__init__(fn, lambda _wrapped, _instance, args, kwargs: call(args, kwargs))
-        self._self_spec = spec
-
-    def __reduce_ex__(self, protocol: typing.SupportsIndex) -> str:
-        # by reference, so that a copy and a worker process have the guarded one as well
-        return str(self.__wrapped__.__qualname__)
-
-
-def _value(outcome: Outcome[Any]) -> Any:
-    if outcome.error is not None:
-        try:
-            raise outcome.error
-        finally:
-            del outcome  # its traceback would hold this frame, and the frame the outcome
-    return outcome.result
-
-
-def _is_async(fn: Any) -> bool:
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(
-        getattr(type(fn), "__call__", None)  # noqa: B004 - its shape is asked for
-    )
-
-
-def _codec(fn: Callable[..., Any], result: Any, task_type: str) -> Codec:
-    if result is not _ABSENT:
-        return Codec(result, where=task_type)
-    return Codec.lazy(
-        lambda: typing.get_type_hints(fn, include_extras=True)["return"], where=task_type
-    )
-
-
-def _misfit(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    try:
-        inspect.signature(fn).bind(*args, **kwargs)
-    except TypeError:
-        return True
-    return False
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    config.policy(config.Settings(), {name: options.get(name) for name in config.POLICIES})
-    for name in ("version", "agent"):
-        if options.get(name) is not None:
-            config.text(name, options[name])
-    guard, usage = options.get("guard"), options.get("usage")
-    if guard is not None and not isinstance(guard, Guard):
-        raise ConfigurationError(f"guard= takes a Guard, not {guard!r}")
-    if usage is not None and (not callable(usage) or _is_async(usage)):
-        raise ConfigurationError(f"usage= takes a plain function of the result, not {usage!r}")
-
-
-def _job(guard: Guard, task_type: str, codec: Codec, options: Mapping[str, Any]) -> Job | None:
-    chosen = config.mode(guard.settings, options.get("mode"))
-    if chosen == "off":
-        return None
-    given = {name: options.get(name) for name in config.POLICIES} | {"mode": chosen}
-    return Job(
-        guard.engine,
-        task_type,
-        config.policy(guard.settings, given),
-        codec,
-        options.get("version"),
-        options.get("agent"),
-        options.get("usage"),
-    )
 
 
 @overload
@@ -402,11 +238,15 @@ def _decorate(fn: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _guarded(fn: Any, *, options: Mapping[str, Any]) -> Any:
-    if not callable(fn):
-        raise ConfigurationError(f"@idempotent decorates a callable, not {fn!r}")
-    if isinstance(fn, Guarded):
-        raise ConfigurationError(f"{fn.__qualname__} is guarded already: decorate it once")
-    return Guarded(fn, Spec(fn, options))
+    _check(options)
+    return guarded(fn, options)
+
+
+def _check(options: Mapping[str, Any]) -> None:
+    guard = options.get("guard")
+    if guard is not None and not isinstance(guard, Guard):
+        raise ConfigurationError(f"guard= takes a Guard, not {guard!r}")
+    check(options)
 
 
 @overload
@@ -464,16 +304,23 @@ def run_task(
         config.text("worker_id", worker_id)
     if not callable(fn):
         raise ConfigurationError(f"run_task needs a function of the payload, not {fn!r}")
-    _check_options(policy)
-    codec = _codec(fn, policy.get("result", _ABSENT), task_type)
-    job = _job(policy.get("guard") or default_guard(), task_type, codec, policy)
-    if job is None:
-        return _off(task_type, payload, fn, policy)
-    ask = _ask(job, payload, policy, worker_id)
-    if _is_async(fn):
-        return _awaited_task(job, ask, lambda: fn(payload))
-    outcome = job.run(ask, lambda: fn(payload))
-    _value(outcome)
+    _check(policy)
+    whole = callee(fn)
+    if whole.shape not in (Shape.PLAIN, Shape.COROUTINE):
+        raise ConfigurationError(
+            f"run_task takes a function that returns its result, not one that gives {whole.shape.value}:"
+            " decorate it with @idempotent, or return a list"
+        )
+    results = codec(whole, policy.get("result", ABSENT), task_type)
+    found = job(policy.get("guard") or engine.source(), task_type, results, policy)
+    awaited = whole.shape is Shape.COROUTINE
+    if found is None:
+        return _off(task_type, payload, fn, policy, awaited=awaited)
+    ask = _ask(found, payload, policy, worker_id)
+    if awaited:
+        return _awaited_task(found, ask, lambda: fn(payload))
+    outcome = found.run(ask, lambda: fn(payload))
+    value(outcome)
     return outcome
 
 
@@ -489,7 +336,7 @@ def _ask(job: Job, payload: object, policy: Mapping[str, Any], worker_id: str | 
     except ConfigurationError:
         raise
     except Exception as error:
-        if job.policy.mode is Mode.OBSERVE:
+        if job.policy.observes:
             return job.unseen(error)
         job.refuse(error)
         raise
@@ -499,22 +346,25 @@ def _ask(job: Job, payload: object, policy: Mapping[str, Any], worker_id: str | 
 async def _awaited_task(job: Job, ask: Ask, body: Callable[[], Any]) -> Any:
     need_asyncio()
     outcome = await job.arun(ask, body)
-    _value(outcome)
+    value(outcome)
     return outcome
 
 
 def _off(
-    task_type: str, payload: object, fn: Callable[[Any], Any], policy: Mapping[str, Any]
+    task_type: str,
+    payload: object,
+    fn: Callable[[Any], Any],
+    policy: Mapping[str, Any],
+    *,
+    awaited: bool,
 ) -> Any:
-    from idemguard.outcome import Outcome  # noqa: PLC0415 - the kill switch's own path
-
     try:
         fingerprint = identify_payload(
             task_type, payload, volatile=policy.get("volatile", ()), keep=policy.get("keep", ())
         ).fingerprint
     except Exception:  # noqa: BLE001 - switched off, nothing may stand in the way
         fingerprint = ""
-    if not _is_async(fn):
+    if not awaited:
         return Outcome("unguarded", fn(payload), task_type, fingerprint)
 
     async def call() -> Any:

@@ -39,7 +39,7 @@ class ExecutionLedger:
 
     def __init__(self, store: Store | str | None = None, *, namespace: str | None = None) -> None:
         if store is None:
-            here = engine.configured()
+            here = engine.source().engine
             self._store: Store = here.store
             self._namespace = namespace or here.namespace
             return

@@ -133,3 +133,13 @@ def _object_declines(value: Any) -> bool:
         return _is_out(getattr(value, "status", None))
     except Exception:  # noqa: BLE001 - a foreign object's own trouble is no answer
         return False
+
+
+def is_flow(value: object) -> bool:
+    """Whether a value is consumed by being looked at: an iterator, an async one, an awaitable."""
+    kind = type(value)
+    return (
+        (hasattr(kind, "__next__") and hasattr(kind, "__iter__"))
+        or hasattr(kind, "__anext__")
+        or hasattr(kind, "__await__")
+    )

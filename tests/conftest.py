@@ -31,7 +31,6 @@ SURROUNDINGS = (
 
 
 def _forget_all() -> None:
-    decorator._configured.clear()
     engine._default.clear()
     memory.process_store.cache_clear()
     context._default = None

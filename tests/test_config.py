@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import threading
 from datetime import timedelta
@@ -16,6 +15,7 @@ from idemguard import (
     capture,
     config,
     configure,
+    engine,
     errors,
     idempotent,
     run_task,
@@ -24,9 +24,6 @@ from idemguard import (
 from idemguard.guard import Policy
 from idemguard.record import Mode
 from idemguard.stores.memory import MemoryStore
-
-# the package has a function of this module's name
-decorator = importlib.import_module("idemguard.idempotent")
 
 
 def plain(n: int = 0) -> int:
@@ -156,20 +153,20 @@ def test_threads_that_come_first_at_once_get_one_guard(crew, monkeypatch):
     """Each guard has a connection of its own, and its waiters are woken less soon by another's."""
     monkeypatch.setenv("IDEMGUARD_STORE", "memory://")
     made, together = [], threading.Barrier(8)
-    configure_one = decorator.configure
 
-    def slowly(**settings):
-        made.append(settings)
-        threading.Event().wait(0.05)  # long enough for the others to come
-        return configure_one(**settings)
+    class Slow(engine.Engine):
+        def __init__(self, settings):
+            made.append(settings)
+            threading.Event().wait(0.05)  # long enough for the others to come
+            super().__init__(settings)
 
     def first():
         together.wait(10)
-        return decorator.default_guard()
+        return engine.source().engine
 
-    monkeypatch.setattr(decorator, "configure", slowly)
-    guards = [crew.start(first) for _ in range(8)]
-    assert len({id(guard.result(10)) for guard in guards}) == len(made) == 1
+    monkeypatch.setattr(engine, "Engine", Slow)
+    engines = [crew.start(first) for _ in range(8)]
+    assert len({id(found.result(10)) for found in engines}) == len(made) == 1
 
 
 def test_namespaces_keep_apart(store):

@@ -48,6 +48,7 @@ from idemguard.guard import (
     Rest,
     admit,
     call,
+    came_to,
     hold,
     reach,
     settle,
@@ -220,12 +221,10 @@ def test_an_interruption_of_the_telling_is_raised_when_it_is_told() -> None:
     assert reply.value == "value"
 
 
-def test_a_body_that_never_started_is_no_execution() -> None:
-    flow = executing(asks(retention=8), claim())
-    stop = Interrupted()
-    assert flow.throw(stop) == Withdraw(ADDRESS, "n", ME, "failed", 8)
-    reply = returned(flow, Done())
-    assert (reply.source, reply.error) == ("failed", stop)
+def test_a_body_that_never_started_leaves_the_giving_back_to_the_driver() -> None:
+    flow = executing(asks(), claim())
+    with pytest.raises(Interrupted):
+        flow.throw(Interrupted())
 
 
 def test_a_dropped_call_wishes_nothing_more() -> None:
@@ -275,10 +274,14 @@ def test_a_key_of_another_payload_is_refused() -> None:
 def test_a_cancelled_call_is_told_failed() -> None:
     flow = calls(asks())
     begins(flow)
-    stop = Interrupted()
-    assert flow.throw(stop) == Withdraw(ADDRESS, "n", ME, "failed", Policy().retention)
-    reply = returned(flow, Done())
-    assert (reply.source, reply.error, reply.trouble) == ("failed", stop, None)
+    assert flow.throw(Interrupted()) == Withdraw(ADDRESS, "n", ME, "failed", Policy().retention)
+    with pytest.raises(Interrupted):
+        flow.send(Done())
+
+
+def test_a_call_that_ends_before_its_body_was_refused_or_failed() -> None:
+    assert came_to(Interrupted()) == came_to(ValueError()) == "failed"
+    assert came_to(DOWN) == came_to(Refused(DOWN, 0, None)) == "refused"
 
 
 def test_a_call_that_may_not_do_without_the_store_is_refused() -> None:

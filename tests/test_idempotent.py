@@ -1080,7 +1080,7 @@ async def _in_a_copied_context(task, n):
 
 
 async def _through_another(task, n):
-    @idempotent(task_type="other", guard=task._self_spec.guard)
+    @idempotent(task_type="other", guard=task._self_spec.source)
     async def other(n):
         return await task(n)
 
@@ -1116,7 +1116,7 @@ def _sync_in_a_copied_context(task, n):
 
 
 def _sync_through_another(task, n):
-    @idempotent(task_type="other", guard=task._self_spec.guard)
+    @idempotent(task_type="other", guard=task._self_spec.source)
     def other(n):
         return task(n)
 

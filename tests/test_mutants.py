@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from simulator.explorer import explore
-from simulator.faults import FAULTS, Fault, hunt
+from simulator.faults import FAULTS, SOONEST, Fault, hunt
 from simulator.scenes import SCENES
 from simulator.variants import PLAIN, Edit, variant
 
@@ -21,8 +21,10 @@ def test_a_fault_is_found(fault: Fault, record_property) -> None:
 def test_each_fault_is_one_of_its_own() -> None:
     assert len({fault.name for fault in FAULTS}) == len({fault.edits for fault in FAULTS})
     assert len(FAULTS) >= 40
-    known = {scene.name for scene in SCENES}
-    assert {fault.scene for fault in FAULTS} - {""} <= known
+    assert set(SOONEST) <= {scene.name for scene in SCENES}
+    assert {name for names in SOONEST.values() for name in names} <= {
+        fault.name for fault in FAULTS
+    }
 
 
 @pytest.mark.parametrize("old", ["no such passage", "record"], ids=["missing", "many times"])

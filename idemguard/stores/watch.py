@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # Seconds between two looks: the median of a wake-up is half of it. A look is one pragma that
 # reads shared memory, and opens no transaction. Where it is dear, on a slow or busy machine, the
 # pauses are longer, so that waiting stays near a hundredth of a core, but the wake-up comes first.
-INTERVAL, LONGEST = 0.01, 0.014
+INTERVAL, LONGEST = 0.012, 0.016
 SHARE = 100  # times the CPU time that a look took is the pause after it
 
 LAST_HINT = "SELECT hinted FROM record WHERE hinted IS NOT NULL ORDER BY hinted DESC LIMIT 1"

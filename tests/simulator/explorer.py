@@ -717,6 +717,9 @@ class Explorer:
                 after, answer = self.rules.transition(record, renewal, now)
                 need(after == record, "a renewal changes what has ended", line)
                 need(isinstance(answer, Over), "what has ended is renewed", line)
+                leaving = Withdraw(ADDRESS, line.claim.nonce, line.claim.caller, "failed")
+                after, _ = self.rules.transition(record, leaving, now)
+                need(line in after.lines, "an execution that has ended was none", line)
 
     def _probe_orders(self, record: Record, now: int, ask: Callable[..., Answer]) -> None:
         order: Command = Forget(ADDRESS, "order")

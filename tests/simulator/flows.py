@@ -13,7 +13,7 @@ from simulator.explorer import RESOLVED, START, Explorer, World, aged
 from simulator.rules import ADDRESS, IN_ALL, SO_FAR, Rules, caller, need
 from simulator.scenes import COUNTED, LONG
 
-from idemguard.claim import DAY, Command, Complete, Forget, Release, Resolve, Sweep
+from idemguard.claim import DAY, Command, Complete, Forget, Release, Resolve, Sweep, Withdraw
 from idemguard.codec import Value
 from idemguard.errors import (
     StoreError,
@@ -89,6 +89,7 @@ class Stage:
         self.replies: dict[str, Reply] = {}
         self.booked: Counter[tuple[int, str, str]] = Counter()
         self.calls: Counter[str] = Counter()
+        self.interrupted = 0  # calls that were, before their body
 
     def run(self, calls: int) -> int:
         """All calls to their end; the steps that it took."""
@@ -187,7 +188,7 @@ class Stage:
             return
         except Cancelled:
             need(task.cancelled, "cancelled by nobody", task)
-            self._gone(task.name)
+            self._torn(task)
             return
         task.since, task.hinted = self.world.now, False
         if isinstance(task.wish, Await):
@@ -203,6 +204,15 @@ class Stage:
             task.hinted = not waits(self.world.record, task.wish.holder, self.world.now)
         elif isinstance(task.wish, Execute):
             self._execute(task, task.wish.claim)
+
+    def _torn(self, task: Task) -> None:
+        """A flow that was torn down: its driver gives back what it holds."""
+        self._gone(task.name)
+        self.interrupted += 1
+        wish = task.wish
+        if isinstance(wish, Execute) and wish.claim.cause is not Cause.UNGUARDED:
+            leaving = Withdraw(ADDRESS, wish.claim.nonce, wish.claim.caller, "failed")
+            self.owed.append((leaving, self.world.now))
 
     def _gone(self, name: str) -> None:
         self.tasks[:] = [t for t in self.tasks if name not in (t.name, t.beats_for)]
@@ -274,6 +284,8 @@ class Stage:
 
     def _cancel(self, task: Task, wish: Any) -> None:
         """Interrupted: a command is shielded, and raises when it is done; a body ends by it."""
+        if task.cancelled:
+            return
         task.cancelled = True
         if isinstance(wish, Execute):
             if task.body is not None and self.chance.random() < 0.9:
@@ -356,6 +368,7 @@ class Stage:
         need(not wrong, "the windows do not add up", wrong)
         if self.counted:
             told = Counter(f"call_{reply.source}" for reply in self.replies.values())
+            told["call_failed"] += self.interrupted
             retries = self.calls["call_reused"] - told["call_reused"]
             need(retries >= 0, "a reuse is not counted", self.calls, told)
             told["call_reused"] += retries

@@ -137,9 +137,9 @@ SCENES = (
     _scene("unguarded, observed", (OBSERVES, OBSERVES), TWO_ENDS, tick=1, away=1, flush=1),
     Scene(
         "few lines are remembered",
-        (E._replace(calls=3), FALLS_BACK._replace(calls=2), OBSERVES._replace(calls=2)),
+        (E._replace(calls=6), UNSURE),
         ("failed",),
-        {"tick": 3, "forget": 1, "crash": 1},
+        {"tick": 1, "forget": 1, "crash": 1},
         few_lines=True,
     ),
 )

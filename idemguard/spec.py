@@ -1,0 +1,246 @@
+"""What one decorated callable is, and how its calls are guarded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from idemguard import config, engine
+from idemguard.api import Task
+from idemguard.calls import Job
+from idemguard.codec import Codec
+from idemguard.context import present_scope
+from idemguard.errors import ConfigurationError
+from idemguard.fingerprint import Identity, task_type_of
+from idemguard.shapes import Callee, Shape, callee, finally_returned, is_async, returned, yielded
+from idemguard.streams import StreamCodec, astream, stream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Mapping
+
+    from idemguard.engine import Source
+    from idemguard.guard import Ask
+    from idemguard.outcome import Outcome
+
+ABSENT: Any = object()
+
+
+class Spec:
+    """What one decorated callable is, and how it is guarded.
+
+    Args:
+        fn: the plain callable, or a `classmethod` or `staticmethod` of one.
+        options: the decorator's arguments that were given, checked by `check`.
+
+    Raises:
+        ConfigurationError: an argument that cannot be; it is named.
+
+    """
+
+    def __init__(self, fn: Any, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.source: Source | None = options.get("guard")
+        self.callee = callee(fn)
+        named = options.get("task_type")
+        plain = self.callee.plain
+        self.task_type = task_type_of(plain) if named is None else config.text("task_type", named)
+        self.identity = Identity(
+            self.callee.signature,
+            task_type=self.task_type,
+            key=options.get("key"),
+            volatile=options.get("volatile", ()),
+            keep=options.get("keep", ()),
+            configured=() if self.source is None else self.source.settings.volatile,
+        )
+        self.codec = codec(self.callee, options.get("result", ABSENT), self.task_type)
+        self._owned = not self.callee.method_like
+        self._job: tuple[Source, Job | None] | None = None
+
+    # --- whose it is -----------------------------------------------------------------------------
+
+    def own(self, owner: type) -> None:
+        """It was found as a method of a class.
+
+        Raises:
+            ConfigurationError: nothing says what identifies an instance.
+
+        """
+        if self.callee.binding == "function":
+            self.identity.method_of(owner)
+        elif self.callee.binding == "class":
+            self.identity.class_method()
+        self._owned = True
+
+    def _owned_by(self, receiver: object) -> None:
+        """Found out at the first call: no class has told whose method it is."""
+        if isinstance(receiver, type):
+            self.identity.class_method()
+        else:
+            self.identity.method_of(type(receiver))
+        self._owned = True
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def job(self) -> Job | None:
+        """How calls are guarded by the guard that counts now; None: they are not (mode `off`)."""
+        source = self.source or engine.source()
+        if self._job is None or self._job[0] is not source:
+            self._job = (source, job(source, self.task_type, self.codec, self.options))
+        return self._job[1]
+
+    def ask(
+        self, job: Job, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Ask:
+        """The question of one call.
+
+        Raises:
+            FingerprintError: an argument has no stable identity.
+            TypeError: the arguments do not fit.
+
+        """
+        try:
+            found = self._identified(receiver, args, kwargs, job.engine.settings)
+        except Exception as error:
+            if job.policy.observes and not self._misfit(receiver, args, kwargs):
+                return job.unseen(error)
+            job.refuse(error)
+            raise
+        return job.ask(found.fingerprint, found.digest)
+
+    def _identified(
+        self,
+        receiver: object,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        settings: config.Settings,
+    ) -> Any:
+        args, kwargs = self._all(receiver, args, kwargs)
+        if not self._owned and args:
+            self._owned_by(args[0])
+        return self.identity.identify(args, kwargs, extra_volatile=settings.volatile)
+
+    def _all(
+        self, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """With the receiver, and with what a partial adds."""
+        whole = self.callee
+        if receiver is not None and whole.binding != "static":
+            args = (receiver, *args)
+        if whole.args or whole.kwargs:
+            return (*whole.args, *args), {**whole.kwargs, **kwargs}
+        return args, kwargs
+
+    def _misfit(self, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        args, kwargs = self._all(receiver, args, kwargs)
+        try:
+            self.callee.signature.bind(*args, **kwargs)
+        except TypeError:
+            return True
+        return False
+
+    def task(
+        self, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], source: Source
+    ) -> Task:
+        """The task that a call is."""
+        found = self._identified(receiver, args, kwargs, source.settings)
+        mine = job(source, self.task_type, self.codec, self.options)
+        return Task(
+            self.task_type,
+            found.fingerprint,
+            present_scope(),
+            self.options.get("version"),
+            self.codec,
+            found.digest,
+            None if mine is None else mine.policy,
+        )
+
+    def call(
+        self, fn: Callable[..., Any], receiver: object, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """One call, whatever its shape; its task is told now.
+
+        Args:
+            fn: what to execute; bound, where there is a receiver.
+            receiver: the instance or class that it is bound to, or None.
+            args: of the call.
+            kwargs: of the call.
+
+        """
+        job = self.job()
+        if job is None:
+            return fn(*args, **kwargs)
+        ask = self.ask(job, receiver, args, kwargs)
+
+        def body() -> Any:
+            return fn(*args, **kwargs)
+
+        match self.callee.shape:
+            case Shape.PLAIN:
+                return value(job.run(ask, body))
+            case Shape.COROUTINE:
+                return _awaited(job, ask, body)
+            case Shape.STREAM:
+                return stream(job, ask, body)
+            case Shape.ASTREAM:
+                return astream(job, ask, body)
+
+
+async def _awaited(job: Job, ask: Ask, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return value(await job.arun(ask, body))
+
+
+def value(outcome: Outcome[Any]) -> Any:
+    """What the caller gets: the result, or its error raised."""
+    if outcome.error is not None:
+        try:
+            raise outcome.error
+        finally:
+            del outcome  # its traceback would hold this frame, and the frame the outcome
+    return outcome.result
+
+
+def codec(whole: Callee, result: Any, task_type: str) -> Any:
+    """Of a callable's results: by `result=`, else by what it is annotated with."""
+    plain = whole.plain
+    if whole.shape in (Shape.STREAM, Shape.ASTREAM):
+        chunk = _codec(lambda: yielded(plain), result, task_type)
+        return StreamCodec(chunk, _codec(lambda: finally_returned(plain), ABSENT, task_type))
+    return _codec(lambda: returned(plain), result, task_type)
+
+
+def _codec(annotation: Callable[[], Any], result: Any, task_type: str) -> Codec:
+    if result is not ABSENT:
+        return Codec(result, where=task_type)
+    return Codec.lazy(annotation, where=task_type)
+
+
+def check(options: Mapping[str, Any]) -> None:
+    """Arguments that can be told wrong before anything else is known.
+
+    Raises:
+        ConfigurationError: one that is; it is named.
+
+    """
+    config.policy(config.Settings(), {name: options.get(name) for name in config.POLICIES})
+    for name in ("version", "agent"):
+        if options.get(name) is not None:
+            config.text(name, options[name])
+    usage = options.get("usage")
+    if usage is not None and (not callable(usage) or is_async(usage)):
+        raise ConfigurationError(f"usage= takes a plain function of the result, not {usage!r}")
+
+
+def job(source: Source, task_type: str, codec: Any, options: Mapping[str, Any]) -> Job | None:
+    """How calls are guarded; None: they are not (mode `off`)."""
+    chosen = config.mode(source.settings, options.get("mode"))
+    if chosen == "off":
+        return None
+    given = {name: options.get(name) for name in config.POLICIES} | {"mode": chosen}
+    return Job(
+        source.engine,
+        task_type,
+        config.policy(source.settings, given),
+        codec,
+        options.get("version"),
+        options.get("agent"),
+        options.get("usage"),
+    )
