@@ -41,8 +41,9 @@ class Heart:
     def _begin(self) -> None:
         self._due: list[tuple[float, int, Callable[[], float | None]]] = []
         self._numbers = itertools.count()
-        # callers take the bare lock: a Condition's stays locked where Ctrl-C hits who takes it
-        self._lock = threading.Lock()
+        # callers take the bare lock: a Condition's stays locked where Ctrl-C hits who takes it;
+        # one that lets its own thread in again, since a finaliser may run right inside
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self.dead = 0  # entries that will have nothing to do
@@ -164,14 +165,14 @@ class Backlog:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._owed: deque[tuple[Command, float]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._trying = False
         self._pause = FIRST
         on_fork(self)
 
     def forked(self) -> None:
         """What the parent owes is the parent's to tell."""
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._owed = deque()
         self._trying = False
 

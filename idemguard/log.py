@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 
@@ -12,6 +13,15 @@ logger.addHandler(logging.NullHandler())
 QUIET = 60.0  # seconds between two warnings of one kind
 _last: dict[str, float] = {}
 _lock = threading.Lock()
+
+
+def _forked() -> None:
+    global _lock  # noqa: PLW0603 - a thread of the parent may have held it
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 def warn(kind: str, message: str, *args: object) -> None:
