@@ -315,11 +315,13 @@ def _begin(record: Record, ask: Begin, now: int) -> Step:
         lost = record.unknown(now)
         if lost and ask.mode is Mode.ENFORCE and not ask.rerun_lost:
             return record, Unknown(lost.claim, record.runs)
+        if record.generation is not None and ask.mode is Mode.ENFORCE and _other(record, ask):
+            return record, Conflict(record.runs)  # downstream it would go under one key
         record = _clear_dead(record, now)
         return _open(record, ask, record.cause, now)
     if ask.mode is Mode.OBSERVE:
         return _open(record, ask, Cause.OBSERVED, now, holds=False)
-    if record.digest is not None and record.digest != ask.digest:
+    if _other(record, ask):
         return record, Conflict(record.runs)
     if result is not None:
         return record._replace(reused=record.reused + 1), Replay(result, record.runs)
@@ -399,6 +401,7 @@ def _forget(record: Record, ask: Forget, now: int) -> Step:
             leader=None,
             fallback=None,
             cause=Cause.FORCED,
+            digest=None,
             settled=record.token,
             ordered=ask.nonce,
         )
@@ -453,8 +456,12 @@ def _open(record: Record, ask: Begin, cause: Cause, now: int, *, holds: bool = T
 
 def _claimed(record: Record, claim: Claim, ask: Begin) -> Claimed:
     observed = claim.cause is Cause.OBSERVED
-    conflict = observed and record.digest is not None and record.digest != ask.digest
-    return Claimed(claim, record.runs, conflict)
+    return Claimed(claim, record.runs, conflict=observed and _other(record, ask))
+
+
+def _other(record: Record, ask: Begin) -> bool:
+    """Whether this is another payload than the explicit key has stood for."""
+    return record.digest is not None and record.digest != ask.digest
 
 
 def _find(record: Record, claim: Claim, now: int) -> tuple[Record, Execution]:

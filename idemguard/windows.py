@@ -163,6 +163,8 @@ def _lines(book: _Book, before: Record, after: Record, command: Command, now: in
                 counts = book.at(line.claim.started, line.claim.caller)
                 _start(counts, line, before.runs - 1, -1)
                 _miss(counts, line.spent, -1)
+                if line.status is Status.LOST:
+                    counts["lost"] -= 1
 
 
 def _start(counts: Counts, line: Execution, earlier: int, by: int) -> None:

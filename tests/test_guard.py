@@ -671,3 +671,9 @@ def test_the_beat_ends_with_the_claim() -> None:
     flow.send(NOTHING)
     assert returned(flow, Over()) is None
     assert lost == ["lost"]
+
+
+def test_a_command_of_a_claim_goes_where_the_claim_is() -> None:
+    value = Value("json", b"1\n")
+    ends = (Complete(claim(), value, 5, 6), Release(claim()))
+    assert {command.address for command in (Renew(claim(), 5, 6), *ends)} == {ADDRESS}

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import sqlite3
 import threading
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from idemguard.stores import rows
+from idemguard.stores.notice import Silence, listen
 
 if TYPE_CHECKING:
     from idemguard.stores.file import File
+    from idemguard.stores.notice import Notice
     from idemguard.stores.room import WaitingRoom
 
-# Seconds between two looks: the median of a wake-up is half of it. A look is one pragma that
-# reads shared memory, and opens no transaction. Where it is dear, on a slow or busy machine, the
-# pauses are longer, so that waiting stays near a hundredth of a core, but the wake-up comes first.
-INTERVAL, LONGEST = 0.012, 0.016
+# All in seconds. A look is one pragma that reads shared memory, and opens no transaction. Its pause
+# grows with what it took, so that waiting stays near a hundredth of a core on a slow machine or a
+# busy file too; but the wake-up comes first.
 SHARE = 100  # times the CPU time that a look took is the pause after it
+LONGEST = 0.016  # of these pauses
+CREDIT = 0.1  # of pauses that are put off, where nothing was to be seen before
+INTERVAL = 0.012  # between two looks where nobody tells: the median of a wake-up is half of it
+# Who commits writes to the log first, which is told, and then to shared memory, which is not:
+# so we look a little later, and then again after twice as long, and again
+SOON = 0.001
+SAFETY = 0.25  # between two looks while nothing is told
+TRUST = 2  # so many changes that were not told, one after the other, and we listen no more
 
 LAST_HINT = "SELECT hinted FROM record WHERE hinted IS NOT NULL ORDER BY hinted DESC LIMIT 1"
 _SINCE = (
@@ -45,76 +56,147 @@ class Watch:
         self._file = file
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._stopping = _held()
+        self._notice: Notice = Silence()
+        self._trusts = True  # that changes are told
 
     def start(self) -> None:
-        """See everything that is committed from now on."""
+        """See everything that is committed from now on; the file's lock is held meanwhile."""
         with self._lock:
             if self._thread is not None:
                 return
-            connection = self._file.connect()
+            connection, notice = self._file.connect(), None
             try:
                 seen = connection.execute(LAST_HINT).fetchone() or (0,)
+                # SQLite has the log beside the file itself, not beside a link to it
+                log = Path(os.path.realpath(self._file.path) + "-wal")
+                self._notice = notice = listen(log) if self._trusts else Silence()
+                thread = threading.Thread(
+                    target=self._look_on,
+                    args=(_Reader(connection, seen[0]), notice),
+                    name=f"idemguard-watch-{self._file.path.name}",
+                    daemon=True,
+                )
+                thread.start()
             except BaseException:
+                if notice is not None:
+                    notice.close()
                 connection.close()
                 raise
-            self._stopping = _held()
-            arguments = (connection, seen[0], self._stopping)
-            title = f"idemguard-watch-{self._file.path.name}"
-            self._thread = threading.Thread(
-                target=self._look_on, args=arguments, name=title, daemon=True
-            )
-            self._thread.start()
+            self._thread = thread
 
     def stop(self) -> None:
         """Look on no more."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is not None:
-                self._stopping.release()
+                self._notice.stop()
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=5)
 
-    def _look_on(self, connection: sqlite3.Connection, seen: int, stopping: threading.Lock) -> None:
-        version, pause, used = -1, INTERVAL, time.thread_time()
+    def _look_on(self, reader: _Reader, notice: Notice) -> None:
+        pace = _Pace()
         try:
-            # a lock and not an event, whose every wait makes a lock of its own
-            while not stopping.acquire(timeout=pause):
-                try:
-                    with self._file.lock:  # nobody forks meanwhile
-                        (now,) = connection.execute("PRAGMA data_version").fetchone()
-                        hints = (
-                            [] if now == version else connection.execute(_SINCE, (seen,)).fetchall()
-                        )
-                    version = now
-                except sqlite3.Error:
-                    hints = []  # those who wait look again when the lease is over
-                for *place, hint, hinted in hints:
-                    seen = hinted
+            while not notice.stopped:
+                with self._file.lock:  # nobody forks meanwhile
+                    changed, hints = reader.read()
+                for *place, hint, _ in hints:
                     whom, _, name = hint.partition(" ")
                     if name != self.name:
                         self._room.call(rows.address(place), whom)
-                before, used = used, time.thread_time()
-                pause = min(max(INTERVAL, SHARE * (used - before)), LONGEST)
-                if not self._room and self._retired(stopping):
+                if not self._room and self._retired(notice):
                     return
+                if changed and pace.missed():
+                    notice = self._mistrust(notice)
+                pace.wait(notice)
         finally:
-            connection.close()
             with self._lock:
-                if self._stopping is stopping:  # whatever ended it, the next waiter starts anew
+                if self._notice is notice:  # whatever ended it, the next waiter starts anew
                     self._thread = None
+            with self._file.lock:  # nobody forks meanwhile
+                reader.connection.close()
+                notice.close()
 
-    def _retired(self, stopping: threading.Lock) -> bool:
+    def _retired(self, notice: Notice) -> bool:
         with self._lock:
-            if self._stopping is not stopping or self._thread is None:
+            if self._notice is not notice or self._thread is None:
                 return True  # it was stopped at this moment
             if self._room:
                 return False
             self._thread = None
             return True
 
+    def _mistrust(self, notice: Notice) -> Notice:
+        """Whom to wait with instead, as this one does not tell."""
+        with self._file.lock, self._lock:
+            if self._notice is not notice or self._thread is None:
+                return notice  # it was stopped at this moment
+            self._trusts = False
+            self._notice = Silence()
+            notice.close()
+            return self._notice
 
-def _held() -> threading.Lock:
-    lock = threading.Lock()
-    lock.acquire()
-    return lock
+
+class _Reader:
+    """Reads what was committed since it read last."""
+
+    def __init__(self, connection: sqlite3.Connection, seen: int) -> None:
+        self.connection = connection
+        self._version = -1
+        self._seen = seen
+
+    def read(self) -> tuple[bool, list[Any]]:
+        """Whether anything was committed, and the hints among it."""
+        try:
+            (version,) = self.connection.execute("PRAGMA data_version").fetchone()
+            if version == self._version:
+                return False, []
+            hints = self.connection.execute(_SINCE, (self._seen,)).fetchall()
+        except sqlite3.Error:
+            return False, []  # those who wait look again when the lease is over
+        self._version = version
+        if hints:
+            self._seen = hints[-1][-1]
+        return True, hints
+
+
+class _Pace:
+    """When to look again: soon after a change was told, then ever more seldom."""
+
+    def __init__(self) -> None:
+        self._used = time.thread_time()
+        self._due = 0.0  # when what was used is paid for
+        self._pause = SOON
+        self._late = False  # whether nothing was told for long
+        self._misses = 0
+
+    def missed(self) -> bool:
+        """Whether so many changes were not told that none will be; asked when one was found."""
+        self._misses = self._misses + 1 if self._late else 0
+        return self._misses >= TRUST
+
+    def wait(self, notice: Notice) -> None:
+        """Wait until it is time, or the end."""
+        before, self._used = self._used, time.thread_time()
+        price = SHARE * (self._used - before)
+        if not notice.tells:
+            notice.rest(min(max(price, INTERVAL), LONGEST))
+            self._late = False
+        elif self._told(notice, price):
+            self._pause, self._late = SOON, False
+        else:
+            self._late = self._pause >= SAFETY
+            self._pause = min(2 * self._pause, SAFETY)
+
+    def _told(self, notice: Notice, price: float) -> bool:
+        """Wait until it is time; whether something was told."""
+        now = time.monotonic()
+        owed = min(max(self._due, now - CREDIT) + price - now, LONGEST)
+        self._due = now + owed
+        if owed > 0:  # the file is busy: to sleep once costs less than to be told meanwhile
+            notice.rest(owed)
+            if notice.forget():
+                return True
+        if not notice.wait(self._pause):
+            return False
+        notice.rest(SOON)
+        return notice.forget()

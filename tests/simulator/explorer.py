@@ -242,7 +242,8 @@ class Explorer:
                 line = line_of(before, claim)
                 need(line is not None and truth.told(line, now) == "lost", "was not lost", answer)
             case Conflict():
-                need(enforce and other and (living or served), "there is no conflict", ask)
+                begun = living or served or before.generation is not None
+                need(enforce and other and begun, "there is no conflict", ask)
             case Over():
                 over = [
                     run.told is not None
@@ -395,8 +396,6 @@ class Explorer:
             counts[key] -= command.nonce not in was.left
         due = is_.account()
         due.subtract(was.account())
-        if isinstance(command, Withdraw):  # the windows go on telling it lost
-            due = Counter({key: number for key, number in due.items() if key[2] != "lost"})
         wrong = {k: (counts[k], due[k]) for k in {*counts, *due} if counts[k] != due[k]}
         need(not wrong, "the windows are told otherwise", command, wrong)
 
@@ -706,6 +705,9 @@ class Explorer:
                 if record.digest is not None:
                     need(isinstance(other, Conflict), "another payload slips in", other)
                 continue
+            if record.digest is not None and record.generation is not None:
+                other = ask(record, rerun_lost=True, digest="another")
+                need(isinstance(other, Conflict), "two payloads under one key downstream", other)
             want = Unknown if unsure and not rerun else Claimed
             need(isinstance(answer, want), f"stuck: {answer} instead of {want.__name__}", record)
             if isinstance(answer, Unknown):

@@ -209,11 +209,16 @@ FAULTS = (
     _claim("a bypass takes the claim", "Cause.FORCED, now, holds=False)", "Cause.FORCED, now)"),
     _claim(
         "a conflict is executed",
-        "    if record.digest is not None and record.digest != ask.digest:\n"
-        "        return record, Conflict(record.runs)\n",
+        "    if _other(record, ask):\n        return record, Conflict(record.runs)\n",
         "",
     ),
-    _claim("an observed conflict is not told", "return Claimed(claim, record.runs, conflict)", "return Claimed(claim, record.runs)"),
+    _claim(
+        "another payload goes under the key of a failed one",
+        "if record.generation is not None and ask.mode is Mode.ENFORCE and _other(record, ask):",
+        "if False:",
+    ),
+    _claim("a forgotten task conflicts for ever", "            digest=None,\n", ""),
+    _claim("an observed conflict is not told", "conflict=observed and _other(record, ask))", "conflict=False)"),
     # --- results ---
     _claim("ttl 0 shares nothing", SERVES, "now < result.until"),
     _claim("a result is never over", SERVES, "True"),

@@ -362,8 +362,7 @@ class Stage:
         wrong = {
             key: (self.booked[key], due[key])
             for key in {*self.booked, *due}
-            if self.booked[key] != due[key]
-            and key[2] not in ("lost", "call_failed", "call_refused")
+            if self.booked[key] != due[key] and key[2] not in ("call_failed", "call_refused")
         }
         need(not wrong, "the windows do not add up", wrong)
         if self.counted:
