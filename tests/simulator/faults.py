@@ -149,7 +149,7 @@ FAULTS = (
         "            settled=record.token,\n            ordered=ask.nonce,\n",
         "            ordered=ask.nonce,\n",
     ),
-    _claim("a run after forget is told a retry", "cause=Cause.FORCED,\n            settled", "cause=Cause.RETRY,\n            settled"),
+    _claim("a run after forget is told a retry", "cause=Cause.FORCED,\n            digest", "cause=Cause.RETRY,\n            digest"),
     # --- an emptied store, and age ---
     _claim(
         "a completion after the store was emptied is dropped",
