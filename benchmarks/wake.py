@@ -25,7 +25,7 @@ from idemguard.stores import watch
 from idemguard.stores.notice import Silence
 from idemguard.stores.sqlite import SqliteStore
 
-ROUNDS = 200
+ROUNDS = 150
 WATCHED = 3.0  # seconds
 BUSY = 300  # commands a second on a busy file, at most
 WAITERS = 1, 50
@@ -112,7 +112,7 @@ def latency(path: Path, way: str, waiters: int) -> list[float]:
         held = claim(store, number)
         ours.send(held)
         ours.recv()  # it has parked
-        time.sleep(random.uniform(0.005, 0.06))
+        time.sleep(random.uniform(0.03, 0.15))
         store.perform(Complete(held, KEPT, 900_000, 30_000))
         committed = time.monotonic()
         taken.append(max(0.0, ours.recv() - committed))

@@ -85,6 +85,7 @@ class Claim:
         task: what may be executed.
         execution_id: of this execution.
         token: larger than every earlier one of this task.
+        cause: why it was claimed.
         idempotency_key: to be passed downstream.
 
     """
@@ -96,6 +97,8 @@ class Claim:
         self.task = task
         self.execution_id = claim.id
         self.token = claim.token
+        self.cause = claim.cause
+        self._ended = False
         self.idempotency_key = context.idempotency_key(claim)
 
     def __repr__(self) -> str:
@@ -121,7 +124,8 @@ class Claim:
             usage: a `Usage`, a mapping with its fields, or None.
 
         Returns:
-            Whether it was kept; it is not where the claim was lost to somebody else.
+            Whether it was kept; it is not where the claim was lost to somebody else, or had
+            ended before.
 
         """
         return self._settle(self._completion(result, usage))
@@ -138,8 +142,9 @@ class Claim:
         if isinstance(answer, Renewed) and answer.owns:
             return answer.left / 1000
         assert isinstance(answer, (Renewed, Over))
+        why = "it has ended" if self._ended else "its execution counts as lost"
         raise LeaseLostError(
-            f"{_name(self.task)}: this claim is over; its execution counts as lost.",
+            f"{_name(self.task)}: this claim is over: {why}.",
             worker=self._claim.caller.worker,
             execution_id=self.execution_id,
             task_type=self.task.task_type,
@@ -162,6 +167,9 @@ class Claim:
         return Release(self._claim, Status.FAILED, retention=self._job.policy.retention)
 
     def _settle(self, end: Complete | Release) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
         told, _, interrupted = drive(settle(end), self._engine.store, self._engine.backlog, no_body)
         return _was_kept(told, interrupted)
 
@@ -198,6 +206,9 @@ class AsyncClaim(Claim):
         return await self._asettle(self._releasing())
 
     async def _asettle(self, end: Complete | Release) -> bool:
+        if self._ended:
+            return False
+        self._ended = True
         told, _, interrupted = await adrive(
             settle(end), self._engine.aio, self._engine.backlog, no_body
         )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from idemguard.codec import Value
+    from idemguard.drive import Net
     from idemguard.engine import Engine
     from idemguard.guard import Policy, Wish
 
@@ -121,55 +124,52 @@ class Job:
 
     # --- streams: entered, and told, by themselves ------------------------------------------------
 
-    def enter(self, ask: Ask) -> Entry | Reply:
-        """May this stream execute? Else what the call came to."""
+    def enter(self, ask: Ask, net: Net) -> Entry | Reply:
+        """May this stream execute? Else what the call came to.
+
+        Args:
+            ask: which task.
+            net: told what is held from now on.
+
+        """
         if (reply := self._reentrant(ask)) is not None:
             return reply
         asked, engine = time.monotonic(), self.engine
         try:
-            entry = drive(self._entering(ask), engine.store, engine.backlog, no_body)
+            entry = drive(self._entering(ask), engine.store, engine.backlog, no_body, net)
         except BaseException as error:  # noqa: BLE001 - told like any other end
-            entry = Reply(came_to(error), error=error)
-        return self._entered(ask, entry, asked)
+            return Reply(came_to(error), error=error)
+        return replace(entry, asked=asked) if isinstance(entry, Entry) else entry
 
-    async def aenter(self, ask: Ask) -> Entry | Reply:
+    async def aenter(self, ask: Ask, net: Net) -> Entry | Reply:
         """As `enter`, from an async generator."""
         if (reply := self._reentrant(ask)) is not None:
             return reply
         asked, loop, engine = time.monotonic(), need_asyncio(), self.engine
         context.coroutines.add(ask.nonce, loop)
         try:
-            entry = await adrive(self._entering(ask), engine.aio, engine.backlog, no_body)
+            entry = await adrive(self._entering(ask), engine.aio, engine.backlog, no_body, net)
         except GeneratorExit:
-            context.coroutines.remove(ask.nonce)
             raise
         except BaseException as error:  # noqa: BLE001 - told like any other end
-            entry = Reply(came_to(error), error=error)
-        return self._entered(ask, entry, asked)
+            return Reply(came_to(error), error=error)
+        return replace(entry, asked=asked) if isinstance(entry, Entry) else entry
 
     def _entering(self, ask: Ask) -> Generator[Wish, Any, Entry | Reply]:
         if ask.digest is UNSEEN:
             return _at_once(Entry(ask, unguarded(ask)))
         return enter(ask)
 
-    @staticmethod
-    def _entered(ask: Ask, entry: Entry | Reply, asked: float) -> Entry | Reply:
-        if isinstance(entry, Reply):
-            context.coroutines.remove(ask.nonce)
-            return entry
-        return replace(entry, asked=asked)
-
-    def tell(self, entry: Entry, ran: Ran) -> Outcome[Any]:
+    def tell(self, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
         """A stream has ended."""
         engine = self.engine
         try:
-            reply = drive(self._ending(entry), engine.store, engine.backlog, lambda *_: ran)
+            reply = drive(self._ending(entry), engine.store, engine.backlog, lambda *_: ran, net)
         except BaseException as error:  # noqa: BLE001 - told like any other end
             reply = Reply("failed", error=error)
-        context.coroutines.remove(entry.ask.nonce)
         return self.end(entry.ask, reply)
 
-    async def atell(self, entry: Entry, ran: Ran) -> Outcome[Any]:
+    async def atell(self, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
         """As `tell`, from an async generator."""
 
         async def body(*_: object) -> Ran:
@@ -177,10 +177,11 @@ class Job:
 
         engine = self.engine
         try:
-            reply = await adrive(self._ending(entry), engine.aio, engine.backlog, body)
+            reply = await adrive(self._ending(entry), engine.aio, engine.backlog, body, net)
+        except GeneratorExit:
+            raise
         except BaseException as error:  # noqa: BLE001 - told like any other end
             reply = Reply("failed", error=error)
-        context.coroutines.remove(entry.ask.nonce)
         return self.end(entry.ask, reply)
 
     def _ending(self, entry: Entry) -> Generator[Wish, Any, Reply]:
@@ -239,7 +240,7 @@ class Job:
         value, error = None, None
         try:
             with context.inside(execution):
-                value = self._whole(await body())
+                value = await self._awhole(await body())
         except GeneratorExit:  # the coroutine is dropped: nobody is there to be told
             self.stop(execution, beat, None, None)
             raise
@@ -251,11 +252,23 @@ class Job:
         """A value that can be kept; what is yet to be consumed is nothing that is done."""
         if self.policy.observes or not is_flow(value):
             return value
-        close = getattr(value, "close", None)
-        if callable(close):
-            close()
+        closing = _closed(value, "close")
+        if inspect.iscoroutine(closing):
+            closing.close()  # it wants to be awaited, which plain code cannot
+        raise self._not_whole(value)
+
+    async def _awhole(self, value: Any) -> Any:
+        if self.policy.observes or not is_flow(value):
+            return value
+        closing = _closed(value, "aclose" if hasattr(value, "aclose") else "close")
+        if inspect.isawaitable(closing):
+            with suppress(Exception):  # what is wrong is told below
+                await closing
+        raise self._not_whole(value)
+
+    def _not_whole(self, value: object) -> ConfigurationError:
         kind = type(value).__qualname__
-        raise ConfigurationError(
+        return ConfigurationError(
             f"{self.task_type}: returned an object of {kind}, which is yet to be consumed, so that "
             "there is nothing to keep. Make it a generator (`yield from ...`, or `async for chunk "
             "in ...: yield chunk`), await it inside, or return a list.",
@@ -274,14 +287,28 @@ class Job:
         return execution, beat
 
     def stop(
-        self, execution: Current, beat: Beat | None, value: Any, error: BaseException | None
+        self,
+        execution: Current,
+        beat: Beat | None,
+        value: Any,
+        error: BaseException | None,
+        seen: Any = None,
     ) -> Ran:
+        """The body has ended, or is given up.
+
+        Args:
+            execution: whose.
+            beat: its heartbeat.
+            value: what is kept of it.
+            error: that ended it, or None.
+            seen: what `usage=` is given, where that is not the value.
+
+        """
         if beat is not None:
             beat.stop()
         execution.ended = True
         if error is None and self.usage is not None:
-            seen = getattr(self.codec, "seen", None)  # of a stream: its chunks
-            self._read_usage(execution, value if seen is None else seen(value))
+            self._read_usage(execution, value if seen is None else seen)
         took = round((time.monotonic() - execution.started) * 1000)
         return Ran(value, error, execution.spent(), took)
 
@@ -403,6 +430,14 @@ UNSEEN = "unseen"
 def no_body(*_: object) -> NoReturn:
     """For flows that execute nothing."""
     raise AssertionError("a flow without a body asked for one")
+
+
+def _closed(value: object, method: str) -> Any:
+    """Close what cannot be kept; what its method gives, which may want to be awaited."""
+    try:
+        return getattr(value, method)()
+    except Exception:  # noqa: BLE001 - it has none, or has trouble: what is wrong is told all the same
+        return None
 
 
 def _at_once(entry: Entry) -> Generator[Wish, Any, Entry | Reply]:

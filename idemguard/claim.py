@@ -324,7 +324,8 @@ def _begin(record: Record, ask: Begin, now: int) -> Step:
     if _other(record, ask):
         return record, Conflict(record.runs)
     if result is not None:
-        return record._replace(reused=record.reused + 1), Replay(result, record.runs)
+        reused = record.reused + (1 if result.available else 0)
+        return record._replace(reused=reused), Replay(result, record.runs)
     holder = living[0]
     if len(living) == 1 and holder.claim.id == ask.beside:
         return _open(_clear_dead(record, now), ask, Cause.FALLBACK, now)

@@ -9,7 +9,8 @@ import os
 import socket
 import threading
 import time
-from contextlib import AbstractContextManager, contextmanager
+import weakref
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -182,7 +183,7 @@ class Coroutines:
 
     def __init__(self) -> None:
         self._loops: dict[str, asyncio.AbstractEventLoop] = {}
-        self._consumers: dict[str, tuple[int, object]] = {}
+        self._consumers: dict[str, tuple[object, object]] = {}
 
     def add(self, nonce: str, loop: asyncio.AbstractEventLoop) -> None:
         """A call begins."""
@@ -201,9 +202,19 @@ class Coroutines:
         """A stream is consumed here."""
         self._consumers[nonce] = _consumer()
 
-    def consumed_here(self, holder: str | None) -> bool:
-        """Whether that execution is of a stream whose consumer is the one that would wait."""
-        return self._consumers.get(_nonce(holder)) == _consumer()
+    def consumed_here(self, holder: str | None, *, whole_thread: bool = False) -> bool:
+        """Whether that execution is of a stream whose consumer is the one that would wait.
+
+        Args:
+            holder: id of the execution.
+            whole_thread: the one that would wait holds up all tasks of its thread.
+
+        """
+        consumer = self._consumers.get(_nonce(holder))
+        if consumer is None:
+            return False
+        here = _consumer()
+        return consumer[0] is here[0] and (whole_thread or consumer[1] == here[1])
 
 
 def _nonce(holder: str | None) -> str:
@@ -211,13 +222,22 @@ def _nonce(holder: str | None) -> str:
     return "" if holder is None else holder.partition("-")[2].partition(".")[0]
 
 
-def _consumer() -> tuple[int, object]:
-    thread = threading.get_ident()
+class _Thread(threading.local):
+    """Tells threads apart; their idents are used again."""
+
+    def __init__(self) -> None:
+        self.mark = object()
+
+
+_thread = _Thread()
+
+
+def _consumer() -> tuple[object, object]:
     try:
         task = asyncio.current_task()
     except RuntimeError:
-        return thread, None
-    return thread, None if task is None else id(task)
+        task = None
+    return _thread.mark, None if task is None else weakref.ref(task)
 
 
 coroutines = Coroutines()
@@ -248,7 +268,8 @@ def _set(variable: ContextVar[_T], value: _T) -> Iterator[None]:
     try:
         yield
     finally:
-        variable.reset(token)
+        with suppress(ValueError):  # a coroutine that is dropped is torn down in another context
+            variable.reset(token)
 
 
 def inside(execution: Current) -> AbstractContextManager[None]:

@@ -33,7 +33,7 @@ class Later(Protocol):
         ...
 
 
-class _Net:
+class Net:
     """What is left to tell when a flow is torn down at a moment that it could not foresee.
 
     Ctrl-C may hit between any two steps of Python; the claim must not outlive it.
@@ -62,9 +62,28 @@ class _Net:
             return Withdraw(claim.address, claim.nonce, claim.caller, "failed")
         return Release(claim, Status.FAILED, self.ran.spent)
 
+    def give_back(self, store: Store, later: Later) -> None:
+        """Give back what is held."""
+        if (left := self.left()) is not None:
+            try:
+                store.perform(left)
+            except Exception:  # noqa: BLE001 - what tore the flow down is what the caller is told
+                later.put(left)
+            self.claim = None
+
+    def owe(self, later: Later) -> None:
+        """Have what is held given back."""
+        if (left := self.left()) is not None:
+            later.put(left)
+            self.claim = None
+
 
 def drive(
-    flow: Generator[Wish, Any, R], store: Store, later: Later, body: Callable[[Claim, float], Ran]
+    flow: Generator[Wish, Any, R],
+    store: Store,
+    later: Later,
+    body: Callable[[Claim, float], Ran],
+    net: Net | None = None,
 ) -> R:
     """Perform a flow from plain code.
 
@@ -74,12 +93,13 @@ def drive(
         later: where it owes commands.
         body: executes what is guarded, by a claim that was asked for at that time of
             `time.monotonic()`; what it raises is in what it returns.
+        net: told what is held, where more than this one flow belongs to a call.
 
     Returns:
         What the flow returns.
 
     """
-    net = _Net()
+    net = Net() if net is None else net
     try:
         wish = next(flow)
         while True:
@@ -108,11 +128,7 @@ def drive(
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except BaseException:
-        if (left := net.left()) is not None:
-            try:
-                store.perform(left)
-            except Exception:  # noqa: BLE001 - what tore the flow down is what the caller is told
-                later.put(left)
+        net.give_back(store, later)
         raise
 
 
@@ -121,9 +137,10 @@ async def adrive(
     store: AsyncStore,
     later: Later,
     body: Callable[[Claim, float], Awaitable[Ran]],
+    net: Net | None = None,
 ) -> R:
     """Perform a flow from a coroutine: as `drive`, with `await`."""
-    net = _Net()
+    net = Net() if net is None else net
     try:
         wish = next(flow)
         while True:
@@ -155,8 +172,7 @@ async def adrive(
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     except BaseException:
-        if (left := net.left()) is not None:
-            later.put(left)  # a coroutine that is dropped can await nothing more
+        net.owe(later)  # a coroutine that is dropped can await nothing more
         raise
 
 
@@ -173,6 +189,8 @@ def _spoken(error: BaseException) -> BaseException:
 
 
 def _wait(store: Store, wish: Await) -> int:
+    if context.coroutines.consumed_here(wish.holder, whole_thread=True):
+        raise _never_to_come(wish)
     _not_for_itself(wish)
     # a queue in C: the lock inside an Event stays locked where Ctrl-C hits who sets it
     hint: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -189,7 +207,7 @@ def _wait(store: Store, wish: Await) -> int:
 
 async def _await(store: AsyncStore, wish: Await) -> int:
     if context.coroutines.consumed_here(wish.holder):
-        _not_for_itself(wish)
+        raise _never_to_come(wish)
     loop, started = asyncio.get_running_loop(), time.monotonic()
     hint = asyncio.Event()
 
@@ -223,15 +241,17 @@ def _since(started: float) -> int:
     return -int((started - time.monotonic()) * 1000 // 1)
 
 
+def _never_to_come(wish: Await) -> ReentrantCallError:
+    return ReentrantCallError(
+        f"a stream of task {wish.address.fingerprint[:16]} would wait for another one of it, which "
+        "this very thread or task consumes: neither could go on. Consume the first to its end, "
+        "close it, or keep its chunks.",
+        fingerprint=wish.address.fingerprint,
+    )
+
+
 def _not_for_itself(wish: Await) -> None:
     """What would never come, since only the one who waits could bring it about."""
-    task = f"task {wish.address.fingerprint[:16]}"
-    if context.coroutines.consumed_here(wish.holder):
-        raise ReentrantCallError(
-            f"a stream of {task} would wait for another one of it, which this very thread or task "
-            "consumes: neither could go on. Consume the first to its end, or keep its chunks.",
-            fingerprint=wish.address.fingerprint,
-        )
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -239,8 +259,8 @@ def _not_for_itself(wish: Await) -> None:
     if not context.coroutines.need(loop, wish.holder):
         return
     raise ReentrantCallError(
-        f"a plain call on an event loop would wait for {task}, which a coroutine of this very loop "
-        "is executing: neither could go on. Call it from a coroutine with await, or through "
+        f"a plain call on an event loop would wait for task {wish.address.fingerprint[:16]}, which "
+        "a coroutine of this very loop is executing: neither could go on. Call it from a coroutine with await, or through "
         "asyncio.to_thread().",
         fingerprint=wish.address.fingerprint,
     )

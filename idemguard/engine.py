@@ -14,7 +14,7 @@ from idemguard.errors import StoreError
 from idemguard.forks import on_fork
 from idemguard.heart import Backlog, heart
 from idemguard.pricing import price_by
-from idemguard.record import Address
+from idemguard.record import Address, Status
 from idemguard.stores.bridge import InThread
 from idemguard.windows import executions, percentile, total
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 TEND = 60.0  # seconds between two removals of what is over
 KNOWN = 20  # executions before `max_run="auto"` goes by them
 LONG = 3_600_000  # ms: the longest run before that
+LATE = 3_600_000  # ms after its lease, nobody expects a frozen execution back
 SPAN = 86_400_000  # ms of run times that it goes by
 
 
@@ -143,6 +144,13 @@ def source() -> Source:
     return _default[0]
 
 
+def _settle(store: Store, address: Address) -> None:
+    """What is lost is told so before its record ends, but not while it may still come back."""
+    record, now = store.look(address)
+    if any(line.status is Status.OPEN and line.until + LATE <= now for line in record.lines):
+        store.perform(Sweep(address))
+
+
 def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], float | None]:
     def tend() -> float | None:
         there = engine()
@@ -150,7 +158,7 @@ def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], fl
             return None
         with suppress(StoreError):  # a store that is down is told of by the calls
             for address in there.store.overdue(there.namespace):
-                there.store.perform(Sweep(address))  # told lost while its record is there
+                _settle(there.store, address)
             there.store.tend(retention)
         return TEND
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import copy
+import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,36 +13,33 @@ from idemguard.errors import ConfigurationError
 from idemguard.spec import Spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from typing import SupportsIndex
 
 
 class BoundGuarded(wrapt.BoundFunctionWrapper[Any, Any]):
     """A guarded method of one instance, or of a class."""
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return _class_of(self, BoundGuarded, sys._getframe(1))  # noqa: SLF001
+
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        owner = self._self_instance
-        if owner is None:
-            owner = _owner(self.__wrapped__)
+        receiver = self._self_receiver()
+        owner = self._self_owner if receiver is None else receiver
         return getattr, (owner, self.__wrapped__.__name__)
 
     def __copy__(self) -> BoundGuarded:
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        import copy  # noqa: PLC0415 - whoever calls this has loaded it
-
-        owner = self._self_instance
-        if owner is None or isinstance(owner, type):
+        receiver = self._self_receiver()
+        if receiver is None or isinstance(receiver, type):
             return self
-        return getattr(copy.deepcopy(owner, memo), self.__wrapped__.__name__)
+        return self._self_parent.__get__(copy.deepcopy(receiver, memo), self._self_owner)
 
-
-def _owner(function: Any) -> Any:
-    found: Any = sys.modules[function.__module__]
-    for name in function.__qualname__.split(".")[:-1]:
-        found = getattr(found, name)
-    return found
+    def _self_receiver(self) -> Any:
+        return getattr(self.__wrapped__, "__self__", None)
 
 
 class Guarded(wrapt.FunctionWrapper[Any, Any]):
@@ -59,18 +57,24 @@ class Guarded(wrapt.FunctionWrapper[Any, Any]):
         super().__init__(fn, spec.call)
         self._self_spec = spec
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return _class_of(self, Guarded, sys._getframe(1))  # noqa: SLF001
+
     def __set_name__(self, owner: type, name: str) -> None:
-        self._self_spec.own(owner)
-        named = getattr(type(self.__wrapped__), "__set_name__", None)
-        if named is not None:
-            named(self.__wrapped__, owner, name)
+        kind: Any = type(self.__wrapped__)
+        if hasattr(kind, "__get__"):
+            self._self_spec.own(owner)
+        if hasattr(kind, "__set_name__"):
+            kind.__set_name__(self.__wrapped__, owner, name)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> str | tuple[Any, ...]:
-        plain = self._self_spec.callee.plain
-        name = getattr(plain, "__qualname__", None)
-        if name is not None and not _by_value(plain, name):
+        spec = self._self_spec
+        name = getattr(spec.callee.plain, "__qualname__", "")
+        if _found(spec.callee.plain, name) is self and not _by_value(spec.callee.plain):
             return str(name)  # by reference: what is imported there is guarded as well
-        return _guard_anew, (self.__wrapped__, dict(self._self_spec.options))
+        # In two steps: the function may hold itself, and is whole only when all else is.
+        return _blank, (), (self.__wrapped__, *spec.carried()), None, None, _guard_anew
 
     def __copy__(self) -> Guarded:
         return self
@@ -79,34 +83,51 @@ class Guarded(wrapt.FunctionWrapper[Any, Any]):
         return self
 
 
-def _by_value(plain: Any, name: str) -> bool:
-    """Whether cloudpickle takes a function along that the other side could not import."""
-    if not _for_cloudpickle():
-        return False
-    module = plain.__module__
-    if module == "__main__" or "<locals>" in name:
-        return True
-    try:
-        importlib.import_module(module)
-    except ImportError:
-        return True
-    return module in getattr(sys.modules["cloudpickle"], "list_registry_pickle_by_value", set)()
+def _blank() -> Guarded:
+    return Guarded.__new__(Guarded)
 
 
-def _for_cloudpickle() -> bool:
-    # pickle and cloudpickle ask in the same words, and only the latter can carry code
-    if "cloudpickle" not in sys.modules:
-        return False
+def _guard_anew(blank: Guarded, state: tuple[Any, Mapping[str, Any], str]) -> None:
+    fn, options, home = state
+    blank.__init__(fn, Spec(fn, options, home))  # type: ignore[misc]
+
+
+def _found(plain: Any, name: str) -> Any:
+    """What is imported by the name of a function; None: nothing."""
+    found = sys.modules.get(getattr(plain, "__module__", None) or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+# --- cloudpickle: it takes what looks like a function for one, and carries its code alone ---------
+
+
+def _class_of(proxy: Any, own: type, asking: Any) -> Any:
+    """The class of the plain callable; to cloudpickle, which would pickle that, the own one."""
+    return own if _is_cloudpickle(asking) else proxy.__wrapped__.__class__
+
+
+def _by_value(plain: Any) -> bool:
+    """Whether it is asked by cloudpickle, which takes this function along."""
     frame: Any = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell who asks
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] == "cloudpickle":
-            return True
+    while frame is not None and not _is_cloudpickle(frame):
         frame = frame.f_back
-    return False
+    if frame is None:
+        return False
+    by_value = frame.f_globals.get("list_registry_pickle_by_value", set)() | {"__main__"}
+    return any(package in by_value for package in _packages(plain.__module__))
 
 
-def _guard_anew(fn: Any, options: Mapping[str, Any]) -> Guarded:
-    return Guarded(fn, Spec(fn, options))
+def _is_cloudpickle(frame: Any) -> bool:
+    # joblib, Ray and Spark have one of their own inside them
+    return "cloudpickle" in frame.f_globals.get("__name__", "").split(".")
+
+
+def _packages(module: str) -> Iterator[str]:
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
 
 
 def guarded(fn: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
@@ -116,6 +137,27 @@ def guarded(fn: Any, options: Mapping[str, Any]) -> Callable[..., Any]:
         ConfigurationError: it cannot be guarded, or an argument that cannot be.
 
     """
-    if isinstance(fn, (Guarded, BoundGuarded)):
-        raise ConfigurationError(f"{fn.__qualname__} is guarded already: decorate it once")
-    return Guarded(fn, Spec(fn, options))
+    if type(fn) in _GUARDED:
+        raise _refused(fn)
+    spec = Spec(fn, options)
+    for inner in _beneath(fn):
+        if type(inner) in _GUARDED and inner._self_spec.task_type == spec.task_type:  # noqa: SLF001 - our own
+            raise _refused(fn)
+    return Guarded(fn, spec)
+
+
+_GUARDED = (Guarded, BoundGuarded)
+
+
+def _beneath(fn: Any) -> Iterator[Any]:
+    while fn is not None:
+        yield fn
+        if isinstance(fn, functools.partial):
+            fn = fn.func
+        else:
+            fn = getattr(fn, "__func__", None) or getattr(fn, "__wrapped__", None)
+
+
+def _refused(fn: Any) -> ConfigurationError:
+    name = getattr(fn, "__qualname__", None) or repr(fn)
+    return ConfigurationError(f"{name} is guarded already: decorate it once")

@@ -156,8 +156,8 @@ class ExecutionLedger:
         """What the calls and executions of one task type came to.
 
         Returns:
-            `task_type`; `runs` (executions), `avg_input` (input tokens per execution), and what
-            `summary` describes.
+            `task_type`; `runs` (executions), `avg_input` (input tokens per execution), and the
+            rest of `totals()`.
 
         """
         counts = self._counts(since, lambda key: key.task_type == task_type)
@@ -169,7 +169,16 @@ class ExecutionLedger:
         return {"agent": agent, **summary(counts)}
 
     def totals(self, since: timedelta | None = None) -> dict[str, Any]:
-        """What all calls and executions came to."""
+        """What all calls and executions came to.
+
+        Returns:
+            Whole numbers: `calls` and each outcome of a call, `runs` and `executions` (the same),
+            `tasks`, `duplicates`, `lost`, `input_tokens`, `output_tokens`, `total_tokens`,
+            `wasted_tokens` (spent by duplicates), `saved_tokens` (by reuse), `unpriced`,
+            `without_usage`. Fractions: `doubled_share`, `duplication_rate`. Decimals: `charged`
+            (with `wasted`), `wasted`, `saved`. `avg_input`: tokens, or None.
+
+        """
         return summary(self._counts(since))
 
     def _counts(
@@ -192,15 +201,7 @@ class ExecutionLedger:
 
 
 def summary(counts: Counts) -> dict[str, Any]:
-    """Windows' counts by the names that reports use.
-
-    Returns:
-        Whole numbers: `calls` and each outcome of a call, `runs` and `executions`, `tasks`,
-        `duplicates`, `lost`, `input_tokens`, `output_tokens`, `total_tokens`, `saved_tokens`,
-        `unpriced`, `without_usage`. Fractions: `doubled_share`, `duplication_rate`. Decimals:
-        `charged` (with `wasted`), `wasted`, `saved`. `avg_input`: tokens, or None.
-
-    """
+    """Windows' counts by the names that reports use: see `ExecutionLedger.totals`."""
     started = executions(counts)
     outcomes = {outcome: counts[f"call_{outcome}"] for outcome in OUTCOMES}
     input_, output = counts["input"], counts["output"]
@@ -219,6 +220,7 @@ def summary(counts: Counts) -> dict[str, Any]:
         "input_tokens": input_,
         "output_tokens": output,
         "total_tokens": input_ + output,
+        "wasted_tokens": counts["wasted_input"] + counts["wasted_output"],
         "saved_tokens": counts["saved_input"] + counts["saved_output"],
         "charged": _money(counts["cost"]),
         "wasted": _money(counts["wasted_cost"]),

@@ -125,6 +125,12 @@ class Execution(NamedTuple):
         """Its status as a reader sees it: open with its lease past is lost."""
         return Status.LOST if self.status is Status.OPEN and self.until <= now else self.status
 
+    def __repr__(self) -> str:
+        return (
+            f"<Execution {self.execution_id} of {self.task_type} [{self.fingerprint[:16]}]: "
+            f"{self.status}, {self.cause}, by {self.worker}>"
+        )
+
     @property
     def execution_id(self) -> str:
         """Token and nonce together."""
@@ -220,6 +226,11 @@ class Result(NamedTuple):
     at: int
     until: int  # fresh so long; a call that began before `at` gets it even later
     gone: int  # and nobody after this
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a value; else it only says that the task is done."""
+        return self.value.codec != "unstorable"
 
 
 class Record(NamedTuple):

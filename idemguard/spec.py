@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from idemguard import config, engine
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from idemguard.outcome import Outcome
 
 ABSENT: Any = object()
+_MARKS = {Shape.COROUTINE: "__await__", Shape.STREAM: "__next__", Shape.ASTREAM: "__anext__"}
+
+
+class _Main:
+    __module__ = "__main__"
 
 
 class Spec:
@@ -30,30 +36,44 @@ class Spec:
     Args:
         fn: the plain callable, or a `classmethod` or `staticmethod` of one.
         options: the decorator's arguments that were given, checked by `check`.
+        home: what `__main__` was where a callable comes from that cloudpickle brought.
 
     Raises:
         ConfigurationError: an argument that cannot be; it is named.
 
     """
 
-    def __init__(self, fn: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, fn: Any, options: Mapping[str, Any], home: str | None = None) -> None:
         self.options = options
+        self._home = home
         self.source: Source | None = options.get("guard")
         self.callee = callee(fn)
         named = options.get("task_type")
-        plain = self.callee.plain
-        self.task_type = task_type_of(plain) if named is None else config.text("task_type", named)
-        self.identity = Identity(
+        self.task_type = (
+            task_type_of(self.callee.named) if named is None else config.text("task_type", named)
+        )
+        self.identity = self._identity()
+        self.codec = codec(self.callee, options.get("result", ABSENT), self.task_type)
+        self._owned = False
+        self._written_in_a_class = self.callee.method_like
+        self._job: tuple[Source, Job | None] | None = None
+        if self.callee.binding in ("bound", "object"):
+            self._receive()
+
+    def _identity(self) -> Identity:
+        return Identity(
             self.callee.signature,
             task_type=self.task_type,
-            key=options.get("key"),
-            volatile=options.get("volatile", ()),
-            keep=options.get("keep", ()),
+            key=self.options.get("key"),
+            volatile=self.options.get("volatile", ()),
+            keep=self.options.get("keep", ()),
             configured=() if self.source is None else self.source.settings.volatile,
         )
-        self.codec = codec(self.callee, options.get("result", ABSENT), self.task_type)
-        self._owned = not self.callee.method_like
-        self._job: tuple[Source, Job | None] | None = None
+
+    def carried(self) -> tuple[Mapping[str, Any], str]:
+        """What makes it anew in a process whose `__main__` is another: options, and `home`."""
+        main = task_type_of(_Main).rpartition(".")[0]
+        return {**self.options, "task_type": self.task_type}, self._home or main
 
     # --- whose it is -----------------------------------------------------------------------------
 
@@ -70,8 +90,32 @@ class Spec:
             self.identity.class_method()
         self._owned = True
 
+    def _receive(self) -> None:
+        """An object is guarded, or a method of one: what identifies it is asked of its class.
+
+        A task type of its own may stand for an object, as it does for a local function.
+        """
+        whole = self.callee
+        is_named = whole.binding == "object" and self.options.get("task_type") is not None
+        if whole.receiver is None:
+            if not is_named:
+                raise ConfigurationError(
+                    f"{whole.plain!r} has a name that may stand for many: give it a task type: "
+                    '@idempotent(task_type="...")',
+                    task_type=self.task_type,
+                )
+            return
+        try:
+            self._owned_by(whole.receiver)
+        except ConfigurationError as error:
+            if not is_named:
+                more = ', or name this one: task_type="..."' if whole.binding == "object" else ""
+                raise ConfigurationError(f"{error}{more}", task_type=self.task_type) from None
+            self.callee = replace(whole, plain=whole.receiver, receiver=None)
+            self.identity = self._identity()
+
     def _owned_by(self, receiver: object) -> None:
-        """Found out at the first call: no class has told whose method it is."""
+        """Found out by what it is called on: no class has told whose method it is."""
         if isinstance(receiver, type):
             self.identity.class_method()
         else:
@@ -113,21 +157,31 @@ class Spec:
         kwargs: Mapping[str, Any],
         settings: config.Settings,
     ) -> Any:
+        may_be_bound = self._written_in_a_class or receiver is not None
         args, kwargs = self._all(receiver, args, kwargs)
-        if not self._owned and args:
+        if may_be_bound and not self._owned and args:
             self._owned_by(args[0])
+        if may_be_bound and self._home is not None and args:
+            args = (self._at_home(args[0]), *args[1:])
         return self.identity.identify(args, kwargs, extra_volatile=settings.volatile)
+
+    def _at_home(self, receiver: Any) -> Any:
+        """Its name, for a class that says `__main__` in every process that it was brought to."""
+        is_class = isinstance(receiver, type) and receiver.__module__ == "__main__"
+        if not is_class or callable(self.options.get("key")):
+            return receiver
+        return f"{self._home}.{receiver.__qualname__}"
 
     def _all(
         self, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
         """With the receiver, and with what a partial adds."""
         whole = self.callee
-        if receiver is not None and whole.binding != "static":
+        if whole.binding in ("function", "class") and receiver is not None:
             args = (receiver, *args)
         if whole.args or whole.kwargs:
-            return (*whole.args, *args), {**whole.kwargs, **kwargs}
-        return args, kwargs
+            args, kwargs = (*whole.args, *args), {**whole.kwargs, **kwargs}
+        return (args if whole.receiver is None else (whole.receiver, *args)), kwargs
 
     def _misfit(self, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         args, kwargs = self._all(receiver, args, kwargs)
@@ -171,17 +225,28 @@ class Spec:
         ask = self.ask(job, receiver, args, kwargs)
 
         def body() -> Any:
-            return fn(*args, **kwargs)
+            return self._shaped(fn(*args, **kwargs))
 
         match self.callee.shape:
             case Shape.PLAIN:
-                return value(job.run(ask, body))
+                return value(job.run(ask, lambda: fn(*args, **kwargs)))
             case Shape.COROUTINE:
                 return _awaited(job, ask, body)
             case Shape.STREAM:
                 return stream(job, ask, body)
             case Shape.ASTREAM:
                 return astream(job, ask, body)
+
+    def _shaped(self, made: Any) -> Any:
+        """What a callable gave, if it is what the function that it wraps gives."""
+        shape = self.callee.shape
+        if hasattr(made, _MARKS[shape]):
+            return made
+        raise ConfigurationError(
+            f"{self.task_type}: wraps a function that gives {shape.value}, and gives an object of "
+            f"{type(made).__qualname__}: guard the function beneath its decorator",
+            task_type=self.task_type,
+        )
 
 
 async def _awaited(job: Job, ask: Ask, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

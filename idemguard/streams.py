@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from contextvars import copy_context
+from functools import partial
+from typing import TYPE_CHECKING, Any, overload
 
 from idemguard import context
+from idemguard.calls import Job
 from idemguard.codec import Value
+from idemguard.drive import Net
 from idemguard.errors import ConfigurationError, ResultUnavailableError, StoreError
-from idemguard.guard import Entry
+from idemguard.guard import Entry, Ran
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Generator
+    from collections.abc import AsyncGenerator, Generator
+    from types import FrameType
 
-    from idemguard.calls import Job
     from idemguard.codec import Codec
-    from idemguard.guard import Ask
+    from idemguard.context import Current
+    from idemguard.guard import Ask, Reply
+    from idemguard.heart import Beat
     from idemguard.outcome import Outcome
 
 STREAM = "stream"
@@ -27,12 +37,44 @@ class LeftError(Exception):
     """A stream was left before its end, so that there is nothing whole to keep."""
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
-    """A stream as it was recorded: each chunk by itself, and what it returned."""
+class Track(Sequence[Any]):  # noqa: PLW1641 - no hash, as a list
+    """The chunks of a stream as they were recorded; each look at one gives a fresh object."""
 
-    chunks: tuple[Value, ...]
-    returned: Value
+    __slots__ = ("_codec", "_returned", "values")
+
+    def __init__(self, codec: StreamCodec, values: tuple[Value, ...], returned: Value) -> None:
+        self._codec = codec
+        self.values = values
+        self._returned = returned
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self._codec.chunk.load(value) for value in self.values[index]]
+        return self._codec.chunk.load(self.values[index])
+
+    def __eq__(self, other: object) -> bool:
+        return list(self) == list(other) if isinstance(other, (list, Track)) else NotImplemented
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} chunks of a stream>"
+
+    @property
+    def parts(self) -> tuple[Value, ...]:
+        """All that is kept of it."""
+        return (*self.values, self._returned)
+
+    def returned(self) -> Any:
+        """What it returned at its end."""
+        return self._codec.returned.load(self._returned)
 
 
 class StreamCodec:
@@ -48,19 +90,22 @@ class StreamCodec:
         self.chunk = chunk
         self.returned = returned
 
-    def dump(self, track: Track, *, limit: int) -> Value:
-        """A recorded stream as a store keeps it; never raises."""
-        parts = [*track.chunks, track.returned]
-        for part in parts:
+    def dump(self, stream: Track | list[Any], *, limit: int) -> Value:
+        """A recorded stream, or a list of its chunks, as a store keeps it; never raises."""
+        if not isinstance(stream, Track):
+            if not isinstance(stream, (list, tuple)):
+                return _unstorable("the result of a stream is given as the list of its chunks")
+            recorder = Recorder(self, limit)
+            for chunk in stream:
+                recorder.add(chunk)
+            stream = recorder.track(None)
+        for part in stream.parts:
             if part.codec == "unstorable":
                 return part
-        if sum(len(part.data) for part in parts) > limit:
-            return _unstorable(f"the stream is larger than {limit} bytes; raise max_result_bytes=")
-        return Value(STREAM, json.dumps([[p.codec, p.data.decode()] for p in parts]).encode())
-
-    def seen(self, track: Track) -> list[Any]:
-        """The chunks, as others will get them."""
-        return [self.chunk.load(chunk) for chunk in track.chunks if chunk.codec != "unstorable"]
+        if sum(len(part.data) for part in stream.parts) > limit:
+            return _too_large(limit)
+        parts = [[part.codec, part.data.decode()] for part in stream.parts]
+        return Value(STREAM, json.dumps(parts).encode())
 
     def load(self, value: Value) -> Track:
         """A stored stream; its chunks are restored one by one, as they are consumed.
@@ -78,15 +123,19 @@ class StreamCodec:
             *chunks, returned = [
                 Value(codec, data.encode()) for codec, data in json.loads(value.data)
             ]
-        except (ValueError, TypeError, AttributeError) as error:
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(
                 "what is kept is no stream, or damaged; forget() the task, or change version="
             ) from error
-        return Track(tuple(chunks), returned)
+        return Track(self, tuple(chunks), returned)
 
 
 def _unstorable(reason: str) -> Value:
     return Value("unstorable", reason.encode())
+
+
+def _too_large(limit: int) -> Value:
+    return _unstorable(f"the stream is larger than {limit} bytes; raise max_result_bytes=")
 
 
 class Recorder:
@@ -95,35 +144,205 @@ class Recorder:
     Args:
         codec: of the stream.
         limit: bytes that are kept at most; beyond them nothing more is taken down.
-        keeps: whether anything will be kept at all.
 
     """
 
-    def __init__(self, codec: StreamCodec, limit: int, *, keeps: bool) -> None:
+    def __init__(self, codec: StreamCodec, limit: int) -> None:
         self._codec = codec
         self._limit = limit
-        self._keeps = keeps
         self._left = limit
         self._chunks: list[Value] = []
 
     def add(self, chunk: object) -> None:
         """Take a chunk down."""
-        if not self._keeps or self._left < 0:
+        if self._left < 0:
             return
         value = self._codec.chunk.dump(chunk, limit=self._limit)
         self._left -= len(value.data)
         if value.codec == "unstorable":
             self._left, self._chunks = -1, [value]
         elif self._left < 0:
-            reason = f"the stream is larger than {self._limit} bytes; raise max_result_bytes="
-            self._chunks = [_unstorable(reason)]
+            self._chunks = [_too_large(self._limit)]
         else:
             self._chunks.append(value)
 
     def track(self, returned: object) -> Track:
         """All of it, at the stream's end."""
-        value = self._codec.returned.dump(returned if self._keeps else None, limit=self._limit)
-        return Track(tuple(self._chunks), value)
+        value = self._codec.returned.dump(returned, limit=self._limit)
+        return Track(self._codec, tuple(self._chunks), value)
+
+
+class _Run:
+    """One call of a stream, from before its claim to after its end was told.
+
+    Its consumer may go away, and Ctrl-C may hit, at any moment: the claim must not outlive it.
+
+    Args:
+        job: how it is guarded; its codec is a `StreamCodec`.
+        ask: which task.
+        body: makes the plain generator.
+
+    """
+
+    def __init__(self, job: Job, ask: Ask, body: Callable[[], Any]) -> None:
+        self.job = job
+        self.ask = ask
+        self.net = Net()
+        self._body = body
+        self._inner: Any = None
+        self._pid = os.getpid()
+        self._recorder = Recorder(job.codec, job.engine.limit)
+        self._seen: list[Any] | None = None if job.usage is None else []
+        self._entry: Entry
+        self._execution: Current
+        self._beat: Beat | None = None
+        self._stepping = False
+        self._handed_over = False
+        self._dropped: weakref.finalize[..., Any] | None = None
+        context.coroutines.consumed(ask.nonce)
+
+    # --- the beginning ---------------------------------------------------------------------------
+
+    def kept(self, entry: Entry | Reply) -> Track | None:
+        """What is replayed; None: it executes from now on."""
+        if not isinstance(entry, Entry):
+            return _track(self.job.end(self.ask, entry))
+        self._entry = entry
+        self._execution, self._beat = self.job.start(entry.claim, entry.asked)
+        self.net.ran = Ran()  # from now on its line is kept
+        return None
+
+    def outlast_loop(self) -> None:
+        """An async generator whose loop is closed is dropped without its end."""
+        stop = partial(self.job.stop, self._execution, self._beat, None, LeftError())
+        rest = self.job, self.ask, self.net, stop, self._pid
+        self._dropped = weakref.finalize(self, _left_behind, *rest)
+        self._dropped.atexit = False
+
+    # --- one step: the only time that its execution is the current one ----------------------------
+
+    def step(self) -> Any:
+        """The next chunk."""
+        self._here()
+        with context.inside(self._execution):
+            if self._inner is None:
+                self._inner = self._body()
+            return next(self._inner)
+
+    async def astep(self) -> Any:
+        """The next chunk."""
+        self._here()
+        self._stepping = True
+        with context.inside(self._execution):
+            if self._inner is None:
+                self._inner = self._body()
+            chunk = await anext(self._inner)
+        self._stepping = False
+        return chunk
+
+    def _here(self) -> None:
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"{self.job.task_type}: a guarded stream goes on in the process that began it, and "
+                "not in one that was forked meanwhile; call it anew there"
+            )
+        context.coroutines.consumed(self.ask.nonce)
+
+    def take(self, chunk: object) -> Any:
+        """Take a chunk down before its consumer has it."""
+        self._recorder.add(chunk)
+        if self._seen is not None:
+            self._seen.append(chunk)
+        return chunk
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def end(self, returned: object) -> None:
+        """It was consumed whole."""
+        _track(self.job.tell(self._entry, self._ran(self._recorder.track(returned)), self.net))
+
+    async def aend(self) -> None:
+        """As `end`."""
+        ran = self._ran(self._recorder.track(None))
+        _track(await self.job.atell(self._entry, ran, self.net))
+
+    def fail(self, error: BaseException) -> None:
+        """It raised, or was left."""
+        amid = isinstance(error, GeneratorExit) and _amid()
+        try:
+            with context.inside(self._execution), suppress(Exception):
+                self._inner.close()  # its consumer is told of what ended it first
+        finally:
+            if self._forked():
+                pass
+            elif amid:
+                self._handed_over = True
+                context.coroutines.remove(self.ask.nonce)
+                _aside(self._tell_aside, error)
+            else:
+                self._tell(error)
+
+    def _tell(self, error: BaseException) -> None:
+        ran = self._ran(None, error)
+        _interrupted(self.job.tell(self._entry, ran, self.net), ran)
+
+    def _tell_aside(self, error: BaseException) -> None:
+        try:
+            self._tell(error)
+        finally:
+            self._handed_over = False
+            self.leave()
+
+    async def afail(self, error: BaseException) -> None:
+        """As `fail`."""
+        if isinstance(error, GeneratorExit) and self._stepping:
+            return  # dropped while it awaited, it can await nothing more
+        try:
+            with context.inside(self._execution), suppress(Exception):
+                await self._inner.aclose()
+        finally:
+            if not self._forked():
+                ran = self._ran(None, error)
+                _interrupted(await self.job.atell(self._entry, ran, self.net), ran)
+
+    def _ran(self, track: Track | None, error: BaseException | None = None) -> Ran:
+        if isinstance(error, GeneratorExit):  # in whatever way it was left, that is a failed call
+            error = LeftError("the stream was left before its end")
+        return self.job.stop(self._execution, self._beat, track, error, self._seen)
+
+    def _forked(self) -> bool:
+        """Whether this is a copy in a forked child: the claim is the parent's."""
+        if os.getpid() == self._pid:
+            return False
+        self.net.claim = None
+        return True
+
+    def leave(self) -> None:
+        """Whatever has happened, nothing is held any more."""
+        if self._handed_over:
+            return
+        context.coroutines.remove(self.ask.nonce)
+        if self._dropped is not None:
+            self._dropped.detach()
+        if self.net.claim is not None and not self._forked():
+            self._give_back()
+        self.net.ran = None  # an error's traceback holds this, and must not be held by it
+
+    def _give_back(self) -> None:
+        if self.net.ran is not None:
+            self.net.ran = self._ran(None, GeneratorExit())
+        store, backlog = self.job.engine.store, self.job.engine.backlog
+        if _amid():
+            _aside(self.net.give_back, store, backlog)
+        else:
+            self.net.give_back(store, backlog)
+
+
+def _left_behind(job: Job, ask: Ask, net: Net, stop: Callable[[], Ran], pid: int) -> None:
+    context.coroutines.remove(ask.nonce)
+    if net.claim is not None and os.getpid() == pid:
+        net.ran = stop()
+        _aside(net.give_back, job.engine.store, job.engine.backlog)
 
 
 def stream(
@@ -137,91 +356,72 @@ def stream(
         body: makes the plain generator.
 
     """
-    context.coroutines.consumed(ask.nonce)
-    entry = job.enter(ask)
-    if not isinstance(entry, Entry):
-        track = _track(job.end(ask, entry))
-        for chunk in track.chunks:
-            _refuse((yield job.codec.chunk.load(chunk)))
-        return job.codec.returned.load(track.returned)
-    recorder = _recorder(job, entry)
-    execution, beat = job.start(entry.claim, entry.asked)
-    inner, error, returned = None, None, None
+    run = _Run(job, ask, body)
     try:
-        while True:
-            context.coroutines.consumed(ask.nonce)
-            with context.inside(execution):
-                inner = body() if inner is None else inner
+        track = run.kept(job.enter(ask, run.net))
+        if track is not None:
+            for chunk in track:
+                _refuse((yield chunk))
+            return track.returned()
+        try:
+            while True:
                 try:
-                    chunk = next(inner)
+                    chunk = run.step()
                 except StopIteration as end:
                     returned = end.value
                     break
-            recorder.add(chunk)
-            _refuse((yield chunk))
-    except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
-        error = raised
-        with context.inside(execution):
-            _close(inner)
-    ran = job.stop(execution, beat, recorder.track(returned), _as_end(error))
-    outcome = job.tell(entry, ran)
-    if error is not None:
-        raise error
-    _track(outcome)
-    return returned
+                _refuse((yield run.take(chunk)))
+        except BaseException as error:
+            run.fail(error)
+            raise
+        run.end(returned)
+        return returned
+    finally:
+        run.leave()
 
 
 async def astream(
     job: Job, ask: Ask, body: Callable[[], AsyncGenerator[Any, Any]]
 ) -> AsyncGenerator[Any, Any]:
     """One call of an async generator function, as `stream`."""
-    context.coroutines.consumed(ask.nonce)
-    entry = await job.aenter(ask)
-    if not isinstance(entry, Entry):
-        for chunk in _track(job.end(ask, entry)).chunks:
-            _refuse((yield job.codec.chunk.load(chunk)))
-        return
-    recorder = _recorder(job, entry)
-    execution, beat = job.start(entry.claim, entry.asked)
-    inner, error = None, None
+    run = _Run(job, ask, body)
     try:
-        while True:
-            context.coroutines.consumed(ask.nonce)
-            with context.inside(execution):
-                inner = body() if inner is None else inner
+        track = run.kept(await job.aenter(ask, run.net))
+        if track is not None:
+            for chunk in track:
+                _refuse((yield chunk))
+            return
+        run.outlast_loop()
+        try:
+            while True:
                 try:
-                    chunk = await anext(inner)
+                    chunk = await run.astep()
                 except StopAsyncIteration:
                     break
-            recorder.add(chunk)
-            _refuse((yield chunk))
-    except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
-        error = raised
-        with context.inside(execution):
-            await _aclose(inner)
-    ran = job.stop(execution, beat, recorder.track(None), _as_end(error))
-    outcome = await job.atell(entry, ran)
-    if error is not None:
-        raise error
-    _track(outcome)
-
-
-def _recorder(job: Job, entry: Entry) -> Recorder:
-    return Recorder(job.codec, job.engine.limit, keeps=entry.claim.holds)
+                _refuse((yield run.take(chunk)))
+        except BaseException as error:
+            await run.afail(error)
+            raise
+        await run.aend()
+    finally:
+        run.leave()
 
 
 def _track(outcome: Outcome[Any]) -> Track:
     if outcome.error is not None:
-        raise outcome.error
+        try:
+            raise outcome.error
+        finally:
+            del outcome  # its traceback would hold this frame, and the frame the outcome
     assert isinstance(outcome.result, Track)
     return outcome.result
 
 
-def _as_end(error: BaseException | None) -> BaseException | None:
-    """A stream that was left is a failed call, in whatever way it was left."""
-    if isinstance(error, GeneratorExit):
-        return LeftError("the stream was left before its end")
-    return error
+def _interrupted(outcome: Outcome[Any], ran: Ran) -> None:
+    """Ctrl-C, or a cancellation, while a failure was told."""
+    hit = outcome.error
+    if hit is not ran.error and hit is not None and not isinstance(hit, Exception):
+        raise hit
 
 
 def _refuse(sent: object) -> None:
@@ -232,13 +432,34 @@ def _refuse(sent: object) -> None:
         )
 
 
-def _close(inner: Generator[Any, Any, Any] | None) -> None:
-    if inner is not None:
-        with suppress(Exception):  # its consumer is told of what ended it first
-            inner.close()
+# --- closed by the garbage collector ---------------------------------------------------------------
+
+_BODIES = {
+    code.__code__
+    for code in (Job._body, Job._abody, _Run.step, _Run.astep)  # noqa: SLF001 - our own
+}
+_LOCKLESS = {"idemguard.calls", "idemguard.spec", "idemguard.streams"}
 
 
-async def _aclose(inner: AsyncGenerator[Any, Any] | None) -> None:
-    if inner is not None:
-        with suppress(Exception):  # its consumer is told of what ended it first
-            await inner.aclose()
+def _amid() -> bool:
+    """Whether this thread was interrupted in the midst of our own steps, and may hold a lock.
+
+    The garbage collector, which may run anywhere, closes a stream that nobody has any more.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell
+    while frame is not None and frame.f_code not in _BODIES:
+        name = str(frame.f_globals.get("__name__"))
+        if name.startswith("idemguard.") and name not in _LOCKLESS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _aside(act: Callable[..., None], *args: Any) -> None:
+    """In a thread of its own: it may have to wait until what was interrupted goes on."""
+    inherited = copy_context()
+    thread = threading.Thread(
+        target=inherited.run, args=(act, *args), name="idemguard-left", daemon=True
+    )
+    with suppress(RuntimeError):  # the interpreter ends: the lease does it
+        thread.start()

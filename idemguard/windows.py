@@ -125,8 +125,11 @@ def entries(before: Record, after: Record, command: Command, answer: Answer, now
         case Begin():
             if isinstance(answer, Replay):
                 counts = book.at(now, command.caller)
-                counts["call_reused"] += 1
-                _spend(counts, answer.result.spent, "saved_")
+                if answer.result.available:
+                    counts["call_reused"] += 1
+                    _spend(counts, answer.result.spent, "saved_")
+                else:  # its caller gets an error
+                    counts["call_refused"] += 1
             elif isinstance(answer, InFlight) and command.since is None:
                 book.at(now, command.caller)["found"] += 1
         case Withdraw(outcome=outcome) if command.nonce not in before.leavers:

@@ -197,10 +197,13 @@ def test_a_completion_has_its_usage_and_its_cost(guard_of, hand_of, task):
     assert guard.ledger.task_type_summary("t")["input_tokens"] == 1005
 
 
-def test_completing_twice_answers_twice_the_same(guard, hand, task):
+def test_a_claim_ends_once(guard, hand, task):
     claim = hand.claim(task)
     assert claim.complete("first") is True
-    assert claim.complete("second") is True
+    assert claim.complete("second") is False
+    assert claim.release() is False
+    with pytest.raises(errors.LeaseLostError, match="it has ended"):
+        claim.renew()
     assert hand.peek(task).result == "first"
     assert guard.ledger.runs(ONE) == 1
 

@@ -346,6 +346,7 @@ def test_the_summary_of_a_task_type(guard_of, shape):
         "input_tokens": 2000,
         "output_tokens": 200,
         "total_tokens": 2200,
+        "wasted_tokens": 0,
         "saved_tokens": 2200,
         "charged": Decimal("0.009"),
         "wasted": Decimal(0),

@@ -368,7 +368,7 @@ def test_an_observer_is_held_up_only_briefly(path, own, beside, fresh):
     beside.execute("BEGIN IMMEDIATE")
     started = time.monotonic()
     with pytest.raises(StoreUnavailableError, match=f"{BRIEF:g} s"):
-        store.perform(begin(1, mode=Mode.OBSERVE))
+        store.perform(begin(1, mode=Mode.OBSERVE, brief=True))
     assert time.monotonic() - started < LONG / 2
     beside.execute("ROLLBACK")
     execute(store, 1)
@@ -390,7 +390,7 @@ def test_an_observer_is_held_up_only_briefly_by_a_thread_that_is(path, beside):
     thread.start()
     waiting.wait()
     with pytest.raises(StoreUnavailableError, match=f"{BRIEF:g} s"):
-        own.perform(begin(1, mode=Mode.OBSERVE))
+        own.perform(begin(1, mode=Mode.OBSERVE, brief=True))
     thread.join(LONG)
     beside.execute("ROLLBACK")
     execute(own, 1)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 
 import anyio
 import pytest
@@ -528,7 +529,7 @@ def test_the_place_beside_a_leader_is_free_again_when_a_fallback_fails(
     guard_of, tapped, shape, crew, until, turns
 ):
     guard = guard_of(store=tapped)
-    tired = shape.guarded(guard, turns.body, task_type="t", wait_timeout=0.1)
+    tired = shape.guarded(guard, lambda n: turns.body(n), task_type="t", wait_timeout=0.1)
     leader = crew.start(_named, "w-1", tired, 1)
     assert turns.inside.acquire(timeout=SOON)
     waiters = [crew.start(_named, name, tired, 1) for name in ("w-2", "w-3")]
@@ -549,8 +550,8 @@ def test_a_fallback_leads_when_its_leader_ends_without_a_value(
     guard_of, tapped, shape, crew, until, turns
 ):
     guard = guard_of(store=tapped)
-    patient = shape.guarded(guard, turns.body, task_type="t")
-    tired = shape.guarded(guard, turns.body, task_type="t", wait_timeout=0.1)
+    patient = shape.guarded(guard, lambda n: turns.body(n), task_type="t")
+    tired = shape.guarded(guard, lambda n: turns.body(n), task_type="t", wait_timeout=0.1)
     leader = crew.start(_named, "w-1", patient, 1)
     assert turns.inside.acquire(timeout=SOON)
     fallback = crew.start(_named, "w-2", tired, 1)
@@ -636,7 +637,7 @@ def test_no_patience_at_all_executes_at_once_beside_the_leader(waiting, gate, cr
 def lose(guard, task):
     """An execution by hand whose lease runs out."""
     with worker("w-lost"):
-        claim = guard.claim(task)
+        claim = guard.claim(replace(task, policy=None))  # by the guard's, which reruns
     assert claim is not None
     return claim
 

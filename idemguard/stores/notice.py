@@ -206,7 +206,8 @@ class _Kqueue(_Kernel):
         """Wait so long for a change; whether there was one."""
         with suppress(OSError):
             self._follow()
-        self._told = bool(self._kqueue.control(None, 8, seconds)) or self._told
+        if not self._told:
+            self._told = bool(self._kqueue.control(None, 8, seconds))
         return self._told
 
     def forget(self) -> bool:

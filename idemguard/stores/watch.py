@@ -105,7 +105,7 @@ class Watch:
                         self._room.call(rows.address(place), whom)
                 if not self._room and self._retired(notice):
                     return
-                if changed and pace.missed():
+                if changed and pace.found():
                     notice = self._mistrust(notice)
                 pace.wait(notice)
         finally:
@@ -169,8 +169,9 @@ class _Pace:
         self._late = False  # whether nothing was told for long
         self._misses = 0
 
-    def missed(self) -> bool:
-        """Whether so many changes were not told that none will be; asked when one was found."""
+    def found(self) -> bool:
+        """A change was found; whether by now so many were not told that none will be."""
+        self._pause = max(self._pause, LONGEST)  # the one that was told, most likely
         self._misses = self._misses + 1 if self._late else 0
         return self._misses >= TRUST
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+import functools
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any, assert_type
@@ -90,6 +91,129 @@ async def awaited() -> None:
 
     await coroutine(1)  # type: ignore[arg-type]
     await guards_named()  # type: ignore[call-arg]
+
+
+@idempotent
+def stream(n: int) -> Iterator[str]:
+    yield str(n)
+
+
+@guard.idempotent(task_type="t")
+async def astream(n: int) -> AsyncIterator[bytes]:
+    yield bytes(n)
+
+
+def streamed() -> None:
+    assert_type(stream(1), Iterator[str])
+    assert_type(list(stream(n=1)), list[str])
+
+    stream("a")  # type: ignore[arg-type]
+    stream()  # type: ignore[call-arg]
+
+
+async def streamed_on_a_loop() -> None:
+    assert_type(astream(1), AsyncIterator[bytes])
+    async for chunk in astream(n=1):
+        assert_type(chunk, bytes)
+
+    astream("a")  # type: ignore[arg-type]
+    astream(1, 2)  # type: ignore[call-arg]
+
+
+class Methods:
+    @idempotent
+    def bare(self, n: int) -> str:
+        return str(n)
+
+    @guard.idempotent(keep=("self",))
+    async def named(self, n: int) -> str:
+        return str(n)
+
+    @idempotent(volatile="self")
+    def stream(self, n: int) -> Iterator[str]:
+        yield str(n)
+
+    @idempotent(volatile="self")
+    async def astream(self, n: int) -> AsyncIterator[str]:
+        yield str(n)
+
+    @classmethod
+    @idempotent
+    def of_class(cls, n: int) -> str:
+        return str(n)
+
+    @staticmethod
+    @idempotent(task_type="t")
+    def of_nobody(n: int) -> str:
+        return str(n)
+
+    @idempotent
+    @classmethod
+    def over_class(cls, n: int) -> str:
+        return str(n)
+
+    @guard.idempotent(task_type="t")
+    @staticmethod
+    def over_nobody(n: int) -> str:
+        return str(n)
+
+    @idempotent(keep=("self",))
+    def __call__(self, n: int) -> float:
+        return n / 2
+
+
+class Overriding(Methods):
+    @idempotent(volatile=("self",))
+    def bare(self, n: int) -> str:
+        return super().bare(n)
+
+
+def of_methods(methods: Methods) -> None:
+    assert_type(methods.bare(1), str)
+    assert_type(Methods.bare(methods, n=1), str)
+    assert_type(Overriding().bare(1), str)
+    assert_type(methods.stream(1), Iterator[str])
+    assert_type(methods.astream(1), AsyncIterator[str])
+    assert_type(Methods.of_class(1), str)
+    assert_type(methods.of_class(n=1), str)
+    assert_type(Methods.of_nobody(1), str)
+    assert_type(methods.of_nobody(n=1), str)
+    assert_type(Methods.over_class(1), str)
+    assert_type(methods.over_class(n=1), str)
+    assert_type(Methods.over_nobody(1), str)
+    assert_type(methods.over_nobody(n=1), str)
+    assert_type(methods(1), float)
+
+    methods.bare("a")  # type: ignore[arg-type]
+    methods.bare()  # type: ignore[call-arg]
+    methods.stream("a")  # type: ignore[arg-type]
+    methods.astream("a")  # type: ignore[arg-type]
+    Methods.of_class("a")  # type: ignore[arg-type]
+    Methods.of_nobody("a")  # type: ignore[arg-type]
+    Methods.over_class("a")  # type: ignore[arg-type]
+    Methods.over_nobody("a")  # type: ignore[arg-type]
+    methods("a")  # type: ignore[arg-type]
+
+
+async def of_methods_on_a_loop(methods: Methods) -> None:
+    assert_type(await methods.named(1), str)
+    await methods.named("a")  # type: ignore[arg-type]
+
+
+class Doubler:
+    def __call__(self, n: int) -> int:
+        return 2 * n
+
+
+def other_callables() -> None:
+    assert_type(idempotent(Doubler())(1), int)
+    assert_type(idempotent(task_type="t")(Doubler())(1), int)
+    assert_type(idempotent(Doubler().__call__)(1), int)
+    assert_type(guard.idempotent(functools.partial(pow, 2))(3), int)
+
+    idempotent(Doubler())("a")  # type: ignore[arg-type]
+    idempotent(5)  # type: ignore[call-overload]
+    idempotent(task_type="t")(5)  # type: ignore[arg-type]
 
 
 idempotent(lese=5)  # type: ignore[call-overload]
