@@ -529,7 +529,7 @@ def test_the_place_beside_a_leader_is_free_again_when_a_fallback_fails(
     guard_of, tapped, shape, crew, until, turns
 ):
     guard = guard_of(store=tapped)
-    tired = shape.guarded(guard, lambda n: turns.body(n), task_type="t", wait_timeout=0.1)
+    tired = shape.guarded(guard, turns.body, task_type="t", volatile="self", wait_timeout=0.1)
     leader = crew.start(_named, "w-1", tired, 1)
     assert turns.inside.acquire(timeout=SOON)
     waiters = [crew.start(_named, name, tired, 1) for name in ("w-2", "w-3")]
@@ -550,8 +550,8 @@ def test_a_fallback_leads_when_its_leader_ends_without_a_value(
     guard_of, tapped, shape, crew, until, turns
 ):
     guard = guard_of(store=tapped)
-    patient = shape.guarded(guard, lambda n: turns.body(n), task_type="t")
-    tired = shape.guarded(guard, lambda n: turns.body(n), task_type="t", wait_timeout=0.1)
+    patient = shape.guarded(guard, turns.body, task_type="t", volatile="self")
+    tired = shape.guarded(guard, turns.body, task_type="t", volatile="self", wait_timeout=0.1)
     leader = crew.start(_named, "w-1", patient, 1)
     assert turns.inside.acquire(timeout=SOON)
     fallback = crew.start(_named, "w-2", tired, 1)
