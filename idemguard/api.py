@@ -16,7 +16,7 @@ from idemguard.drive import adrive, drive, need_asyncio, shielded
 from idemguard.engine import Engine
 from idemguard.errors import ConfigurationError, IdemguardError, LeaseLostError
 from idemguard.fingerprint import task_fingerprint
-from idemguard.guard import Ask, Policy, Reply, reach, settle, take, unguarded
+from idemguard.guard import Ask, Flow, Policy, Reply, reach, settle, take, unguarded
 from idemguard.ledger import AsyncLedger, ExecutionLedger
 from idemguard.outcome import Outcome, outcome
 from idemguard.record import Address, Caller, Mode, Status
@@ -262,8 +262,7 @@ class Desk:
     def close(self) -> None:
         """Tell the store what is owed to it, and close it; a store that was never used is not opened."""
         if self._engine is not None:
-            self._engine.backlog.settle()
-            self._engine.store.close()
+            self._engine.close()
 
     def job(self, task: Task) -> Job:
         """How calls of this task are guarded: as its decorator says, else as the guard."""
@@ -293,6 +292,12 @@ class Desk:
         """Where the task's record stands."""
         _check_task(task)
         return Address(self.engine.namespace, task.fingerprint, task.scope, task.version)
+
+    def reaching(self, task: Task, timeout: float) -> Flow:
+        """The flow that waits for a result, seconds at most."""
+        limit = config.milliseconds("timeout", timeout, least=0)
+        caller = Caller(task.task_type, context.present_worker(), context.present_agent())
+        return reach(self.address(task), limit, caller, _nonce())
 
     def forgetting(self, task: Task) -> Forget:
         """The order."""
@@ -390,7 +395,7 @@ class Hand:
 
         """
         desk = self._desk
-        flow = reach(desk.address(task), config.milliseconds("timeout", timeout, least=0))
+        flow = desk.reaching(task, timeout)
         return desk.found(task, drive(flow, desk.engine.store, desk.engine.backlog, no_body))
 
     def peek(self, task: Task) -> Outcome[Any] | None:
@@ -442,7 +447,7 @@ class AsyncHand:
         """As `Guard.wait_result`."""
         need_asyncio()
         desk = self._desk
-        flow = reach(desk.address(task), config.milliseconds("timeout", timeout, least=0))
+        flow = desk.reaching(task, timeout)
         return desk.found(task, await adrive(flow, desk.engine.aio, desk.engine.backlog, no_body))
 
     async def peek(self, task: Task) -> Outcome[Any] | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from idemguard import context, log
 from idemguard.claim import Renew, Renewed
 from idemguard.context import Current
-from idemguard.drive import adrive, drive, need_asyncio
+from idemguard.drive import Net, adrive, drive, need_asyncio
 from idemguard.errors import (
     ConfigurationError,
     IdemguardError,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator
 
     from idemguard.codec import Value
-    from idemguard.drive import Net
     from idemguard.engine import Engine
     from idemguard.guard import Policy, Wish
 
@@ -107,13 +106,15 @@ class Job:
 
     async def _adriven(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Reply:
         loop, flow, engine = need_asyncio(), self._flow(ask), self.engine
+        net = Net()
         context.coroutines.add(ask.nonce, loop)
         try:
             return await adrive(
                 flow,
                 engine.aio,
                 engine.backlog,
-                lambda claim, asked: self._abody(claim, asked, body),
+                lambda claim, asked: self._abody(claim, asked, body, net),
+                net,
             )
         except GeneratorExit:
             raise
@@ -208,8 +209,13 @@ class Job:
     def _encoder(self, ask: Ask) -> Callable[[Any], Value]:
         return lambda value: self.encode(task_name(ask), value)
 
+    def _above(self, ask: Ask) -> bool:
+        """Whether the present code is part of an execution of this task on this store."""
+        execution = context.above(ask.address)
+        return execution is not None and execution.store is self.engine.store
+
     def _reentrant(self, ask: Ask) -> Reply | None:
-        if ask.policy.mode is not Mode.ENFORCE or context.above(ask.address) is None:
+        if ask.policy.mode is not Mode.ENFORCE or not self._above(ask):
             return None
         error = ReentrantCallError(
             f"{task_name(ask)}: called, directly or through others, from its own execution, and "
@@ -235,14 +241,16 @@ class Job:
         except BaseException as hit:  # noqa: BLE001 - Ctrl-C: the body has run all the same
             return self.stop(execution, beat, value, hit)
 
-    async def _abody(self, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]]) -> Ran:
+    async def _abody(
+        self, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]], net: Net
+    ) -> Ran:
         execution, beat = self.start(claim, asked)
         value, error = None, None
         try:
             with context.inside(execution):
                 value = await self._awhole(await body())
-        except GeneratorExit:  # the coroutine is dropped: nobody is there to be told
-            self.stop(execution, beat, None, None)
+        except GeneratorExit as dropped:  # nobody is there to be told, but it has run so far
+            net.ran = self.stop(execution, beat, None, dropped)
             raise
         except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
             error = raised
@@ -276,7 +284,8 @@ class Job:
         )
 
     def start(self, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
-        execution = Current(claim, asked, price=self.engine.price, confirm=self._confirm)
+        engine = self.engine
+        execution = Current(claim, asked, engine.store, price=engine.price, confirm=self._confirm)
         if execution.parent is not None:
             execution.parent.holds_others()
         if claim.cause is Cause.UNGUARDED:
@@ -425,6 +434,18 @@ class Job:
 
 
 UNSEEN = "unseen"
+
+
+def free(task_type: str, namespace: str, fingerprint: str, version: str | None) -> Current:
+    """What `current()` is in mode `off`: all that a body may ask for, and recorded nowhere.
+
+    Its idempotency key is its own, as if nobody guarded the call.
+    """
+    address = Address(namespace, fingerprint, context.present_scope(), version)
+    caller = Caller(task_type, context.present_worker(), context.present_agent())
+    nonce, generation = os.urandom(8).hex(), int.from_bytes(os.urandom(7))
+    claim = Claim(address, 0, nonce, Cause.UNGUARDED, generation, 0, holds=False, caller=caller)
+    return Current(claim, time.monotonic(), None, price=None, confirm=lambda _: True)
 
 
 def no_body(*_: object) -> NoReturn:

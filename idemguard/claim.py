@@ -68,6 +68,7 @@ class Renew:
     max_run: int
     spent: Spent = NOTHING
     retention: int = DAY
+    brief: bool = False  # other claims wait for their renewal: a busy store is asked again soon
 
     @property
     def address(self) -> Address:
@@ -117,6 +118,7 @@ class Withdraw:
     caller: Caller
     outcome: str | None = None  # what the call came to; None: it goes on under another nonce
     retention: int = DAY
+    brief: bool = False  # as for the others
 
 
 @dataclass(frozen=True, slots=True)

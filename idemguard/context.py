@@ -63,17 +63,20 @@ class Current:
         "parent",
         "renewed",
         "started",
+        "store",
     )
 
     def __init__(
         self,
         claim: Claim,
         asked: float,
+        store: object,
         *,
         price: Price | None,
         confirm: Callable[[Current], bool],
     ) -> None:
         self.claim = claim
+        self.store = store
         self.parent = current()
         self.ended = False
         self._lost = False
@@ -81,6 +84,9 @@ class Current:
         self._confirm = confirm
         self.started = time.monotonic()
         self.renewed = asked  # a lease is counted from when it was asked for
+
+    def __repr__(self) -> str:
+        return f"<Current {self.execution_id} of {self.task_type} [{self.fingerprint[:16]}]>"
 
     @property
     def idempotency_key(self) -> str:

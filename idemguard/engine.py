@@ -50,7 +50,7 @@ class Engine:
         self.limit = config.limit(settings)
         self.backlog = Backlog(self.store)
         self._aio: AsyncStore | None = None
-        self._tending = False
+        self._tending = self._closed = False
         self._lock = threading.Lock()
         self._usual: dict[str, tuple[float, int]] = {}
         on_fork(self)
@@ -73,10 +73,21 @@ class Engine:
         """Have what is over removed from now on, beside the calls."""
         if self._tending:
             return
-        self._tending = True
+        self._tending, self._closed = True, False
         kept = self.settings.window_retention
         retention = None if kept is None else config.milliseconds("window_retention", kept, least=1)
         heart.after(0.2, _tend(weakref.ref(self), retention))
+
+    def close(self) -> None:
+        """Tell the store what is owed to it, and close it; it opens anew at the next call."""
+        self._closed, self._tending = True, False
+        self.backlog.settle()
+        self.store.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is not in use, so that nothing may open it again by itself."""
+        return self._closed
 
     def usual_run(self, task_type: str) -> int:
         """How long executions of a task type may take: 3 times the p95 of the last day, ms."""
@@ -154,7 +165,7 @@ def _settle(store: Store, address: Address) -> None:
 def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], float | None]:
     def tend() -> float | None:
         there = engine()
-        if there is None:
+        if there is None or there.closed:
             return None
         with suppress(StoreError):  # a store that is down is told of by the calls
             for address in there.store.overdue(there.namespace):

@@ -465,7 +465,9 @@ def take(ask: Ask) -> Generator[Wish, Any, Claim | None]:
                 return None
 
 
-def reach(address: Address, timeout: int) -> Generator[Wish, Any, tuple[Result, int] | None]:
+def reach(
+    address: Address, timeout: int, caller: Caller, nonce: str
+) -> Generator[Wish, Any, tuple[Result, int] | None]:
     """The result that is kept, or will be within so many ms, and the executions so far."""
     since: int | None = None
     while True:
@@ -480,7 +482,10 @@ def reach(address: Address, timeout: int) -> Generator[Wish, Any, tuple[Result, 
         holder, limit = None, timeout
         if living:
             holder, limit = living[0].claim.id, min(timeout, living[0].until - now)
-        timeout -= yield Await(address, holder, limit)
+        passed = yield Await(address, holder, limit)
+        timeout -= passed
+        if passed < limit:  # a hint came, and it may have been meant for one who would execute
+            yield Withdraw(address, nonce, caller)
 
 
 def hold(
@@ -499,7 +504,7 @@ def hold(
     while True:
         spent = yield Pause(pause)
         try:
-            answer = yield Renew(claim, policy.lease, max_run, spent, policy.retention)
+            answer = yield Renew(claim, policy.lease, max_run, spent, policy.retention, brief=True)
         except StoreError:
             pause = policy.lease // 10  # a hiccup: the next beat comes sooner
             continue

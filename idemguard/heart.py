@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from idemguard import log
-from idemguard.claim import Complete, Release, Renewed
+from idemguard.claim import Complete, Release, Renewed, Withdraw
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.forks import on_fork
 from idemguard.guard import Pause, hold
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 MANY = 1000  # entries with nothing to do are worth a removal
 OWED = 2000  # commands kept for a store that is down: an unguarded execution owes two
+PATIENT = 6  # times that a step may be refused before it is dropped: half a minute
 FIRST, LONGEST = 0.5, 30.0  # seconds until they are tried (again)
 
 
@@ -80,11 +81,10 @@ class Heart:
                 act = heapq.heappop(self._due)[2]
             try:
                 again = act()
-            except Exception:  # noqa: BLE001 - one entry's trouble is not the others'
+                if again is not None:
+                    self.after(again, act)
+            except BaseException:  # noqa: BLE001 - one entry's trouble is not the others'
                 log.logger.exception("idemguard: a step beside the calls failed")
-                again = None
-            if again is not None:
-                self.after(again, act)
 
 
 heart = Heart()
@@ -167,6 +167,7 @@ class Backlog:
         self._owed: deque[tuple[Command, float]] = deque()
         self._lock = threading.RLock()
         self._trying = False
+        self._refused = 0  # how often the first step that is owed was
         self._pause = FIRST
         on_fork(self)
 
@@ -211,8 +212,12 @@ class Backlog:
                 self._store.perform(self._late(*owed))
             except StoreUnavailableError:
                 return False
-            except Exception as error:  # noqa: BLE001 - it will not be taken: go on with the rest
+            except Exception as error:  # noqa: BLE001 - a full disk, or it will never be taken
+                self._refused += 1
+                if self._refused < PATIENT:
+                    return False
                 log.warn("owed", "the store does not take a step that is owed to it: %s", error)
+            self._refused = 0
             with self._lock:
                 if self._owed and self._owed[0] is owed:
                     self._owed.popleft()
@@ -220,13 +225,13 @@ class Backlog:
     def _late(self, command: Command, since: float) -> Command:
         """An end that is told late says how late, and an unguarded one when it had started."""
         if not isinstance(command, (Complete, Release)):
-            return command
+            return replace(command, brief=True) if isinstance(command, Withdraw) else command
         ago = round((time.monotonic() - since) * 1000)
         claim = command.claim
         if claim.cause is Cause.UNGUARDED:
             now = self._store.look(claim.address)[1]
             claim = claim._replace(started=now - ago + claim.started)
-        return replace(command, claim=claim, ago=ago)
+        return replace(command, claim=claim, ago=ago, brief=True)
 
 
 _backlogs: dict[int, Backlog] = {}

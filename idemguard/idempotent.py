@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from idemguard import config, engine
 from idemguard.api import AsyncHand, Desk, Hand, Task
+from idemguard.calls import free
+from idemguard.context import inside
 from idemguard.drive import need_asyncio
 from idemguard.errors import ConfigurationError
 from idemguard.fingerprint import identify_payload
@@ -231,14 +233,15 @@ def idempotent(fn: Any = None, /, **options: Any) -> Any:
 
 def _decorate(fn: Any, options: Mapping[str, Any]) -> Any:
     if unknown := sorted(options.keys() - Options.__optional_keys__):
-        raise ConfigurationError(f"@idempotent takes no {', '.join(unknown)}")
+        known = ", ".join(sorted(Options.__optional_keys__))
+        raise ConfigurationError(f"@idempotent takes no {', '.join(unknown)}; it takes {known}")
+    _check(options)
     if fn is None:
         return functools.partial(_guarded, options=options)
     return _guarded(fn, options=options)
 
 
 def _guarded(fn: Any, *, options: Mapping[str, Any]) -> Any:
-    _check(options)
     return guarded(fn, options)
 
 
@@ -364,10 +367,16 @@ def _off(
         ).fingerprint
     except Exception:  # noqa: BLE001 - switched off, nothing may stand in the way
         fingerprint = ""
+    source = policy.get("guard") or engine.source()
+    execution = free(
+        task_type, config.namespace(source.settings), fingerprint, policy.get("version")
+    )
     if not awaited:
-        return Outcome("unguarded", fn(payload), task_type, fingerprint)
+        with inside(execution):
+            return Outcome("unguarded", fn(payload), task_type, fingerprint)
 
     async def call() -> Any:
-        return Outcome("unguarded", await fn(payload), task_type, fingerprint)
+        with inside(execution):
+            return Outcome("unguarded", await fn(payload), task_type, fingerprint)
 
     return call()

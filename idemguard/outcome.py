@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from decimal import Decimal
 
     from idemguard.guard import Reply
@@ -91,7 +92,7 @@ _LONGEST = 4096  # characters of a text that is looked into for a status
 
 
 def declined(value: Any) -> bool:
-    """Whether a value hands its task back: its status is `out_of_scope`.
+    """Whether a value hands its task back: its status is `out_of_scope`; never raises.
 
     Args:
         value: the mapping, its JSON text, or any object with that `status`.
@@ -100,11 +101,12 @@ def declined(value: Any) -> bool:
     kind = type(value)
     if value is None or kind in (int, float, bool, list, tuple, bytes):
         return False
-    if kind is dict:
-        return _is_out(value.get("status"))
-    if isinstance(value, str):
-        return _text_declines(value)
-    return _object_declines(value)
+    try:
+        if kind is str:
+            return _text_declines(value)
+        return _is_out(value.get("status") if isinstance(value, Mapping) else value.status)
+    except (Exception, SystemExit):  # noqa: BLE001 - a foreign object's own trouble is no answer
+        return False
 
 
 def _is_out(status: object) -> bool:
@@ -114,32 +116,18 @@ def _is_out(status: object) -> bool:
 def _text_declines(text: str) -> bool:
     if len(text) > _LONGEST or OUT_OF_SCOPE not in text:
         return False
-    import json  # noqa: PLC0415 - seldom needed
-
-    try:
-        found: object = json.loads(text)
-    except ValueError:
-        return False
+    found: object = json.loads(text)
     return isinstance(found, dict) and _is_out(found.get("status"))
-
-
-def _object_declines(value: Any) -> bool:
-    from collections.abc import Mapping  # noqa: PLC0415 - seldom needed
-
-    try:
-        if isinstance(value, Mapping):
-            mapping: Mapping[Any, Any] = value
-            return _is_out(mapping.get("status"))
-        return _is_out(getattr(value, "status", None))
-    except Exception:  # noqa: BLE001 - a foreign object's own trouble is no answer
-        return False
 
 
 def is_flow(value: object) -> bool:
     """Whether a value is consumed by being looked at: an iterator, an async one, an awaitable."""
     kind = type(value)
-    return (
-        (hasattr(kind, "__next__") and hasattr(kind, "__iter__"))
-        or hasattr(kind, "__anext__")
-        or hasattr(kind, "__await__")
-    )
+    try:
+        return (
+            (hasattr(kind, "__next__") and hasattr(kind, "__iter__"))
+            or hasattr(kind, "__anext__")
+            or hasattr(kind, "__await__")
+        )
+    except Exception:  # noqa: BLE001 - a foreign class's own trouble is no answer
+        return False

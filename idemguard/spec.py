@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from idemguard import config, engine
 from idemguard.api import Task
-from idemguard.calls import Job
+from idemguard.calls import Job, free
 from idemguard.codec import Codec
-from idemguard.context import present_scope
+from idemguard.context import inside, present_scope
 from idemguard.errors import ConfigurationError
 from idemguard.fingerprint import Identity, task_type_of
 from idemguard.shapes import Callee, Shape, callee, finally_returned, is_async, returned, yielded
@@ -18,6 +18,7 @@ from idemguard.streams import StreamCodec, astream, stream
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Mapping
 
+    from idemguard.context import Current
     from idemguard.engine import Source
     from idemguard.guard import Ask
     from idemguard.outcome import Outcome
@@ -221,7 +222,7 @@ class Spec:
         """
         job = self.job()
         if job is None:
-            return fn(*args, **kwargs)
+            return self._off(fn, receiver, args, kwargs)
         ask = self.ask(job, receiver, args, kwargs)
 
         def body() -> Any:
@@ -237,6 +238,24 @@ class Spec:
             case Shape.ASTREAM:
                 return astream(job, ask, body)
 
+    def _off(
+        self, fn: Callable[..., Any], receiver: object, args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Straight through; a body that asks for `current()` finds it all the same."""
+        if self.callee.shape in (Shape.STREAM, Shape.ASTREAM):
+            return fn(*args, **kwargs)
+        source = self.source or engine.source()
+        try:
+            fingerprint = self._identified(receiver, args, kwargs, source.settings).fingerprint
+        except Exception:  # noqa: BLE001 - switched off, nothing may stand in the way
+            fingerprint = ""
+        namespace, version = config.namespace(source.settings), self.options.get("version")
+        execution = free(self.task_type, namespace, fingerprint, version)
+        if self.callee.shape is Shape.COROUTINE:
+            return _freely(execution, lambda: fn(*args, **kwargs))
+        with inside(execution):
+            return fn(*args, **kwargs)
+
     def _shaped(self, made: Any) -> Any:
         """What a callable gave, if it is what the function that it wraps gives."""
         shape = self.callee.shape
@@ -251,6 +270,11 @@ class Spec:
 
 async def _awaited(job: Job, ask: Ask, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return value(await job.arun(ask, body))
+
+
+async def _freely(execution: Current, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    with inside(execution):
+        return await body()
 
 
 def value(outcome: Outcome[Any]) -> Any:

@@ -148,8 +148,9 @@ class _Book(dict[Key, "Counts"]):
 
 
 def _lines(book: _Book, before: Record, after: Record, command: Command, now: int) -> None:
+    same = set(map(id, before.lines))
     for line in after.lines:
-        if any(line is old for old in before.lines):
+        if id(line) in same:
             continue
         old = next((old for old in before.lines if old.claim.names(line.claim)), None)
         counts = book.at(line.claim.started, line.claim.caller)

@@ -585,22 +585,23 @@ def test_a_dropped_taking_wishes_nothing_more() -> None:
 
 
 def test_a_result_that_is_there_is_reached_at_once() -> None:
-    flow = reach(ADDRESS, 0)
+    flow = reach(ADDRESS, 0, ME, "n")
     assert next(flow) == Look(ADDRESS)
     assert returned(flow, (Record(result=RESULT, runs=2), 1500)) == (RESULT, 2)
 
 
 def test_nothing_is_reached_with_no_time_left() -> None:
-    flow = reach(ADDRESS, 0)
+    flow = reach(ADDRESS, 0, ME, "n")
     next(flow)
     assert returned(flow, (Record(), 1000)) is None
 
 
 def test_a_result_is_waited_for_though_nobody_executes_yet() -> None:
-    flow = reach(ADDRESS, 100)
+    flow = reach(ADDRESS, 100, ME, "n")
     next(flow)
     assert flow.send((Record(), 1000)) == Await(ADDRESS, None, 100)
-    assert flow.send(60) == Look(ADDRESS)
+    assert flow.send(60) == Withdraw(ADDRESS, "n", ME)  # the hint was perhaps another's
+    assert flow.send(Done()) == Look(ADDRESS)
     assert flow.send((Record(), 1060)) == Await(ADDRESS, None, 40)
     flow.send(40)
     assert returned(flow, (Record(), 1100)) is None
@@ -609,16 +610,17 @@ def test_a_result_is_waited_for_though_nobody_executes_yet() -> None:
 def test_a_result_is_waited_for_as_long_as_its_leader_has_a_lease() -> None:
     line = Execution(HOLDER, until=1030)
     leading = Record(leader=HOLDER.id, lines=(line,))
-    flow = reach(ADDRESS, 100)
+    flow = reach(ADDRESS, 100, ME, "n")
     next(flow)
     assert flow.send((leading, 1000)) == Await(ADDRESS, HOLDER.id, 30)
     flow.send(20)
+    flow.send(Done())
     stale = RESULT._replace(at=1010, until=1010)  # ttl 0: for those who waited
     assert returned(flow, (Record(result=stale, runs=1), 1020)) == (stale, 1)
 
 
 def test_a_result_that_was_over_before_one_asked_is_none() -> None:
-    flow = reach(ADDRESS, 0)
+    flow = reach(ADDRESS, 0, ME, "n")
     next(flow)
     stale = RESULT._replace(until=1000, gone=9000)
     assert returned(flow, (Record(result=stale), 1500)) is None
@@ -631,7 +633,7 @@ def test_the_heart_beats_at_a_third_of_the_lease() -> None:
     lost: list[str] = []
     flow = hold(claim(), Policy(lease=30, retention=8), 500, lambda: lost.append("lost"))
     assert next(flow) == Pause(10)
-    assert flow.send(SPENT) == Renew(claim(), 30, 500, SPENT, 8)
+    assert flow.send(SPENT) == Renew(claim(), 30, 500, SPENT, 8, brief=True)
     assert flow.send(Renewed(30, owns=True)) == Pause(10)
     assert lost == []
 
