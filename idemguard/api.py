@@ -295,9 +295,9 @@ class Desk:
 
     def reaching(self, task: Task, timeout: float) -> Flow:
         """The flow that waits for a result, seconds at most."""
-        limit = config.milliseconds("timeout", timeout, least=0)
+        limit, address = config.milliseconds("timeout", timeout, least=0), self.address(task)
         caller = Caller(task.task_type, context.present_worker(), context.present_agent())
-        return reach(self.address(task), limit, caller, _nonce())
+        return reach(address, limit, caller, _nonce())
 
     def forgetting(self, task: Task) -> Forget:
         """The order."""

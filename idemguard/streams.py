@@ -210,14 +210,10 @@ class _Run:
         self._entry = entry
         self._execution, self._beat = self.job.start(entry.claim, entry.asked)
         self.net.ran = Ran()  # from now on its line is kept
-        return None
-
-    def outlast_loop(self) -> None:
-        """An async generator whose loop is closed is dropped without its end."""
         stop = partial(self.job.stop, self._execution, self._beat, None, LeftError())
         rest = self.job, self.ask, self.net, stop, self._pid
         self._dropped = weakref.finalize(self, _left_behind, *rest)
-        self._dropped.atexit = False
+        return None
 
     # --- one step: the only time that its execution is the current one ----------------------------
 
@@ -331,18 +327,15 @@ class _Run:
     def _give_back(self) -> None:
         if self.net.ran is not None:
             self.net.ran = self._ran(None, GeneratorExit())
-        store, backlog = self.job.engine.store, self.job.engine.backlog
-        if _amid():
-            _aside(self.net.give_back, store, backlog)
-        else:
-            self.net.give_back(store, backlog)
+        _safely(self.net.give_back, self.job.engine.store, self.job.engine.backlog)
 
 
 def _left_behind(job: Job, ask: Ask, net: Net, stop: Callable[[], Ran], pid: int) -> None:
+    """Its process ends; or its loop is closed, and with it goes an async generator without a word."""
     context.coroutines.remove(ask.nonce)
     if net.claim is not None and os.getpid() == pid:
         net.ran = stop()
-        _aside(net.give_back, job.engine.store, job.engine.backlog)
+        _safely(net.give_back, job.engine.store, job.engine.backlog)
 
 
 def stream(
@@ -391,7 +384,6 @@ async def astream(
             for chunk in track:
                 _refuse((yield chunk))
             return
-        run.outlast_loop()
         try:
             while True:
                 try:
@@ -453,6 +445,13 @@ def _amid() -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _safely(act: Callable[..., None], *args: Any) -> None:
+    if _amid():
+        _aside(act, *args)
+    else:
+        act(*args)
 
 
 def _aside(act: Callable[..., None], *args: Any) -> None:

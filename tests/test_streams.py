@@ -823,7 +823,7 @@ def lose(flow, *args):
     cycle.append(cycle)
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
 def test_collected_anywhere(guard):
     body, count = counting()
     flow = guard.idempotent(body, task_type="flow")
@@ -835,7 +835,7 @@ def test_collected_anywhere(guard):
     assert nobody_holds(guard, flow, "a")  # at once: no lock was held
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
 @pytest.mark.parametrize("key", ["a", "b"])
 def test_collected_in_the_midst_of_a_step(collecting, until, key):
     guard, clock = collecting
@@ -857,7 +857,7 @@ def test_collected_in_the_midst_of_a_step(collecting, until, key):
     assert count.began == 2
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
 def test_collected_in_the_midst_of_an_end(collecting, until):
     guard, clock = collecting
     body, _ = counting()
@@ -873,7 +873,7 @@ def test_collected_in_the_midst_of_an_end(collecting, until):
     assert guard.peek(guard.task_of(flow, "b")).result == values.five()
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
 def test_collected_with_others_inside_of_it(collecting, until):
     guard, clock = collecting
     body, count = counting()
@@ -893,7 +893,7 @@ def test_collected_with_others_inside_of_it(collecting, until):
     assert count.closed == 1
 
 
-@pytest.mark.timeout(30)
+@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
 def test_left_inside_a_body_is_told_at_once(guard):
     body, _ = counting()
     flow = guard.idempotent(body, task_type="flow")
@@ -1416,6 +1416,20 @@ def test_killed_half_way(shared, until):
     assert source == "executed"
     assert str(calls[0].cause) == "lost"
     assert lines(jobs.guard_of(url)) == [("lost", "first"), ("ok", "lost")]
+
+
+@pytest.mark.parametrize("name", ["sync", "async"])
+def test_the_process_ends_half_way(shared, name):
+    url, log = shared
+    process = SPAWN.Process(target=values.end_half_way, args=(url, name, "a", log))
+    process.start()
+    process.join(LONG)
+    assert process.exitcode == 0
+    process.close()
+    assert lines(jobs.guard_of(url)) == [("failed", "first")]
+    with capture() as calls:
+        assert is_five(values.consume(url, name, "a", log)[0])
+    assert str(calls[0].cause) == "retry"
 
 
 def test_half_way_through_a_fork(shared, others):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import dataclasses
 import gc
 import os
@@ -266,6 +267,23 @@ def linger(url: str, key: str, log: str, lease: float) -> None:
         next(stream)
     append(log, {"key": key, "half way": True})
     wait_for(f"{log}.never")
+
+
+def end_half_way(url: str, kind: str, key: str, log: str) -> None:
+    """Take a chunk, and end the process with the stream still there."""
+    stream = streams(url)[kind](key, log)
+    kept.append(stream)
+    if kind == "sync":
+        next(stream)
+        atexit._run_exitfuncs()  # multiprocessing ends without them
+        return
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(anext(stream))
+    loop.close()
+    atexit._run_exitfuncs()
+
+
+kept: list[Any] = []
 
 
 def forked(url: str, key: str, log: str) -> dict[str, Any]:
