@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -133,7 +134,7 @@ def task_type_of(fn: Any) -> str:
         ConfigurationError: a lambda or a local function, whose names may stand for many.
 
     """
-    while not hasattr(fn, "__qualname__") and hasattr(fn, "func"):
+    while isinstance(fn, functools.partial):
         fn = fn.func
     named = fn if hasattr(fn, "__qualname__") else type(fn)
     qualified: str = named.__qualname__
@@ -260,6 +261,11 @@ class Identity:
         if callable(key):
             if _is_async(key):
                 raise self._refused("key must be a plain function: it is called before any await")
+            if not _takes_one(key):
+                raise self._refused(
+                    "key must be a function of one dict, the arguments by name: "
+                    'key=lambda arguments: {"q": arguments["q"].lower()}'
+                )
             self._function = key
         elif key is not None:
             self._named = _names("key", key)
@@ -489,6 +495,16 @@ def _is_async(function: Any) -> bool:
     )
     call = getattr(type(function), "__call__", None)  # noqa: B004 # an object's may be async
     return any(is_kind(function) or is_kind(call) for is_kind in kinds)
+
+
+def _takes_one(function: Any) -> bool:
+    try:
+        inspect.signature(function).bind({})
+    except TypeError:
+        return False
+    except ValueError:  # written in C, and silent about what it takes
+        return True
+    return True
 
 
 def _names(argument: str, value: object) -> tuple[str, ...]:

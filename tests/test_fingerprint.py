@@ -1316,3 +1316,10 @@ def test_importing_it_loads_none_of_what_it_recognises():
         "print([m for m in ('numpy', 'pydantic', 'attr', 'attrs') if m in sys.modules])"
     )
     assert lines("-c", code, cwd=Path(__file__).parent) == ["FingerprintError", "[]"]
+
+
+def test_a_key_function_takes_one_dict():
+    def fn(q, c): ...
+
+    with pytest.raises(ConfigurationError, match="function of one dict, the arguments by name"):
+        Identity(inspect.signature(fn), task_type="t", key=lambda q, c: q)
