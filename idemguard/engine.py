@@ -163,14 +163,21 @@ def _settle(store: Store, address: Address) -> None:
 
 
 def _tend(engine: weakref.ref[Engine], retention: int | None) -> Callable[[], float | None]:
+    def upkeep(store: Store, namespace: str) -> None:
+        with suppress(StoreError):  # a store that is down is told of by the calls
+            for address in store.overdue(namespace):
+                _settle(store, address)
+            store.tend(retention)
+
     def tend() -> float | None:
         there = engine()
         if there is None or there.closed:
             return None
-        with suppress(StoreError):  # a store that is down is told of by the calls
-            for address in there.store.overdue(there.namespace):
-                _settle(there.store, address)
-            there.store.tend(retention)
+        # not on the thread that renews: it may take long, and renewals must not wait for it
+        arguments = (there.store, there.namespace)
+        threading.Thread(
+            target=upkeep, args=arguments, name="idemguard-upkeep", daemon=True
+        ).start()
         return TEND
 
     return tend
