@@ -29,6 +29,9 @@ class BoundGuarded(wrapt.BoundFunctionWrapper[Any, Any]):
         owner = self._self_owner if receiver is None else receiver
         return getattr, (owner, self.__wrapped__.__name__)
 
+    def __repr__(self) -> str:
+        return f"<guarded {self.__wrapped__!r}>"
+
     def __copy__(self) -> BoundGuarded:
         return self
 
@@ -75,6 +78,9 @@ class Guarded(wrapt.FunctionWrapper[Any, Any]):
             return str(name)  # by reference: what is imported there is guarded as well
         # In two steps: the function may hold itself, and is whole only when all else is.
         return _blank, (), (self.__wrapped__, *spec.carried()), None, None, _guard_anew
+
+    def __repr__(self) -> str:
+        return f"<guarded {self.__wrapped__!r}>"
 
     def __copy__(self) -> Guarded:
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import json
 import os
 import sys
@@ -210,10 +212,15 @@ class _Run:
         self._entry = entry
         self._execution, self._beat = self.job.start(entry.claim, entry.asked)
         self.net.ran = Ran()  # from now on its line is kept
-        stop = partial(self.job.stop, self._execution, self._beat, None, LeftError())
-        rest = self.job, self.ask, self.net, stop, self._pid
-        self._dropped = weakref.finalize(self, _left_behind, *rest)
+        _living.add(self)
         return None
+
+    def outlast(self, loop: asyncio.AbstractEventLoop) -> None:
+        """An async generator whose loop is closed is dropped without a word to it."""
+        stop = partial(self.job.stop, self._execution, self._beat, None, LeftError())
+        rest = self.job, self.net, stop, self._pid
+        self._dropped = weakref.finalize(self, _dropped, loop, *rest)
+        self._dropped.atexit = False
 
     # --- one step: the only time that its execution is the current one ----------------------------
 
@@ -318,6 +325,7 @@ class _Run:
         if self._handed_over:
             return
         context.coroutines.remove(self.ask.nonce)
+        _living.discard(self)
         if self._dropped is not None:
             self._dropped.detach()
         if self.net.claim is not None and not self._forked():
@@ -330,12 +338,23 @@ class _Run:
         _safely(self.net.give_back, self.job.engine.store, self.job.engine.backlog)
 
 
-def _left_behind(job: Job, ask: Ask, net: Net, stop: Callable[[], Ran], pid: int) -> None:
-    """Its process ends; or its loop is closed, and with it goes an async generator without a word."""
-    context.coroutines.remove(ask.nonce)
-    if net.claim is not None and os.getpid() == pid:
+def _dropped(
+    loop: asyncio.AbstractEventLoop, job: Job, net: Net, stop: Callable[[], Ran], pid: int
+) -> None:
+    if net.claim is not None and loop.is_closed() and os.getpid() == pid:
+        context.coroutines.remove(net.claim.nonce.partition(".")[0])
         net.ran = stop()
         _safely(net.give_back, job.engine.store, job.engine.backlog)
+
+
+_living: weakref.WeakSet[_Run] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave_all() -> None:
+    """With the process its streams end, too late to ask a store."""
+    for run in list(_living):
+        run.leave()
 
 
 def stream(
@@ -384,6 +403,7 @@ async def astream(
             for chunk in track:
                 _refuse((yield chunk))
             return
+        run.outlast(asyncio.get_running_loop())
         try:
             while True:
                 try:

@@ -713,7 +713,7 @@ INTERRUPTS = """
                     break
                 except Interrupt:
                     pass
-        assert not store._file.lock.locked(), turn
+        assert not taken(store._file.lock), turn
         answer = other.perform(ask)  # the same command again: the same claim, or it is over
         if isinstance(answer, Claimed):
             assert other.perform(Complete(answer.claim, VALUE, 900_000, 30_000)).kept

@@ -22,6 +22,7 @@ from workers.lab import found_a_claim
 
 from idemguard import Guard, Usage, bypass, capture, current, record_usage
 from idemguard.claim import Begin, Complete, Release, Renew, Withdraw
+from idemguard.codec import Codec
 from idemguard.errors import (
     ConfigurationError,
     ReentrantCallError,
@@ -33,6 +34,7 @@ from idemguard.errors import (
 from idemguard.guard import OutOfScope
 from idemguard.stores.memory import MemoryStore
 from idemguard.stores.sqlite import SqliteStore
+from idemguard.streams import Recorder, StreamCodec
 
 LONG = 20.0
 SPAWN = multiprocessing.get_context("spawn")
@@ -824,7 +826,8 @@ def lose(flow, *args):
 
 
 @pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
-def test_collected_anywhere(guard):
+def test_collected_anywhere(tapped):
+    guard = Guard(store=tapped)
     body, count = counting()
     flow = guard.idempotent(body, task_type="flow")
     with capture() as calls:
@@ -833,6 +836,31 @@ def test_collected_anywhere(guard):
     assert count.closed == 1
     assert [call.source for call in calls] == ["failed"]
     assert nobody_holds(guard, flow, "a")  # at once: no lock was held
+    assert [type(command) for command in tapped.seen] == [Begin, Release]
+
+
+@pytest.mark.timeout(30, method="thread")
+def test_an_async_stream_is_given_back_after_its_cleanup(tapped):
+    guard, told = Guard(store=tapped), []
+
+    @guard.idempotent(task_type="flow")
+    async def flow():
+        try:
+            yield 1
+        finally:
+            told.append([type(command) for command in tapped.seen])
+
+    async def main():
+        stream = flow()
+        await anext(stream)
+        cycle = [stream]
+        cycle.append(cycle)
+        del stream, cycle
+        gc.collect()
+
+    asyncio.run(main())
+    assert told == [[Begin]]
+    assert [type(command) for command in tapped.seen] == [Begin, Release]
 
 
 @pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
@@ -1039,6 +1067,13 @@ def test_a_stream_larger_than_what_is_kept(guard_of, kind, warned, size, kept):
         with pytest.raises(ResultUnavailableError, match="max_result_bytes"):
             kind.all(flow())
     assert began == [1]
+
+
+def test_no_more_than_is_kept_is_remembered():
+    recorder = Recorder(StreamCodec(Codec(), Codec()), 100)
+    for _ in range(1000):
+        recorder.add("x" * 10)
+    assert len(recorder.track(None)) == 1
 
 
 # --- the context ---------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,20 @@ if TYPE_CHECKING:
     from idemguard.stores import Store, Unpark
 
 T = TypeVar("T")
+
+IDLE = 5.0  # seconds without work, and the thread ends
+
+
+class _Call(threading.local):
+    came: float | None = None
+
+
+_call = _Call()
+
+
+def called() -> float:
+    """When the step that this thread does was asked for, by the monotonic clock."""
+    return time.monotonic() if _call.came is None else _call.came
 
 
 class Direct:
@@ -43,20 +58,18 @@ class InThread:
     """For a store that may block: its steps are done by one thread, in the order of the calls.
 
     A step that has begun goes on to its end although its awaiter is cancelled. The thread
-    is the bridge's own, so that a full executor of the application cannot starve it.
+    is the bridge's own, so that a full executor of the application cannot starve it. It ends
+    when there was no work for a while, and does not keep the store alive.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._running = False
-        self._lock = threading.Lock()
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._worker = _Worker()
         on_fork(self)
 
     def forked(self) -> None:
         """Start a thread of this process's own when there is work."""
-        self._lock = threading.Lock()
-        self._running = False
+        self._worker = _Worker()
 
     async def perform(self, command: Command) -> Answer:
         """As the store does, in the thread."""
@@ -73,6 +86,7 @@ class InThread:
     def _do(self, step: Callable[..., T], *args: Any) -> asyncio.Future[T]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
+        came = time.monotonic()
 
         def tell(answer: Any, error: BaseException | None) -> None:
             if future.cancelled():
@@ -84,26 +98,41 @@ class InThread:
 
         def job() -> None:
             answer, failed = None, None
+            _call.came = came
             try:
                 answer = step(*args)
             except BaseException as error:  # noqa: BLE001 - raised where it is awaited
                 failed = error
+            finally:
+                _call.came = None
             with suppress(RuntimeError):  # the loop is closed: nobody is there to be told
                 loop.call_soon_threadsafe(tell, answer, failed)
 
-        self._started().put(job)
+        self._worker.put(job)
         return future
 
-    def _started(self) -> queue.SimpleQueue[Callable[[], None]]:
+
+class _Worker:
+    """A thread while there is work; it knows nothing but the jobs that are still to be done."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = False
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+
+    def put(self, job: Callable[[], None]) -> None:
         with self._lock:
             if not self._running:
-                self._jobs = queue.SimpleQueue()
-                name, jobs = "idemguard-store", (self._jobs,)
-                threading.Thread(target=_work, args=jobs, name=name, daemon=True).start()
+                threading.Thread(target=self._work, name="idemguard-store", daemon=True).start()
                 self._running = True
-            return self._jobs
+            self._jobs.put(job)
 
-
-def _work(jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
-    while True:
-        jobs.get()()
+    def _work(self) -> None:
+        while True:
+            try:
+                self._jobs.get(timeout=IDLE)()
+            except queue.Empty:
+                with self._lock:
+                    if self._jobs.empty():
+                        self._running = False
+                        return

@@ -126,8 +126,7 @@ class SqliteStore:
         return InThread(self)
 
     def forked(self) -> None:
-        """The parent's connection and waiters stay the parent's."""
-        self._file.forked()
+        """The parent's waiters stay the parent's."""
         self._known = _Rows()
         self._room = WaitingRoom()
         self._watch = Watch(self._room, self._file)

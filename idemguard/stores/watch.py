@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from idemguard.errors import StoreError
 from idemguard.stores import rows
 from idemguard.stores.notice import Silence, listen
 
 if TYPE_CHECKING:
-    from idemguard.stores.file import File
+    from idemguard.stores.file import Connection, File
     from idemguard.stores.notice import Notice
     from idemguard.stores.room import WaitingRoom
 
@@ -54,7 +55,7 @@ class Watch:
         self.name = secrets.token_hex(8)
         self._room = room
         self._file = file
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may come in between
         self._thread: threading.Thread | None = None
         self._notice: Notice = Silence()
         self._trusts = True  # that changes are told
@@ -64,15 +65,15 @@ class Watch:
         with self._lock:
             if self._thread is not None:
                 return
-            connection, notice = self._file.connect(), None
+            reader, notice = _Reader(self._file), None
             try:
-                seen = connection.execute(LAST_HINT).fetchone() or (0,)
+                reader.begin()
                 # SQLite has the log beside the file itself, not beside a link to it
                 log = Path(os.path.realpath(self._file.path) + "-wal")
                 self._notice = notice = listen(log) if self._trusts else Silence()
                 thread = threading.Thread(
                     target=self._look_on,
-                    args=(_Reader(connection, seen[0]), notice),
+                    args=(reader, notice),
                     name=f"idemguard-watch-{self._file.path.name}",
                     daemon=True,
                 )
@@ -80,7 +81,7 @@ class Watch:
             except BaseException:
                 if notice is not None:
                     notice.close()
-                connection.close()
+                reader.close()
                 raise
             self._thread = thread
 
@@ -98,7 +99,10 @@ class Watch:
         try:
             while not notice.stopped:
                 with self._file.lock:  # nobody forks meanwhile
-                    changed, hints = reader.read()
+                    changed, hints, afresh = reader.read()
+                if afresh:  # nobody has told there that somebody waits: whoever does asks again
+                    for address in self._room.waiting():
+                        self._room.call(address, "all")
                 for *place, hint, _ in hints:
                     whom, _, name = hint.partition(" ")
                     if name != self.name:
@@ -113,7 +117,7 @@ class Watch:
                 if self._notice is notice:  # whatever ended it, the next waiter starts anew
                     self._thread = None
             with self._file.lock:  # nobody forks meanwhile
-                reader.connection.close()
+                reader.close()
                 notice.close()
 
     def _retired(self, notice: Notice) -> bool:
@@ -137,26 +141,60 @@ class Watch:
 
 
 class _Reader:
-    """Reads what was committed since it read last."""
+    """Reads what was committed since it read last; the file's lock is held meanwhile."""
 
-    def __init__(self, connection: sqlite3.Connection, seen: int) -> None:
-        self.connection = connection
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self._connection: Connection | None = None
+        self._opened, self._replaced = file.opened, file.replaced
         self._version = -1
-        self._seen = seen
+        self._seen = 0
 
-    def read(self) -> tuple[bool, list[Any]]:
-        """Whether anything was committed, and the hints among it."""
+    def begin(self) -> None:
+        """See what is committed from now on."""
+        self._connection = self._file.connect()
+        (self._seen,) = self._connection.execute(LAST_HINT).fetchone() or (0,)
+        self._connection.done()
+
+    def read(self) -> tuple[bool, list[Any], bool]:
+        """Whether anything was committed, the hints among it, and whether it is another file."""
+        self._file.check()
+        afresh = self._replaced != self._file.replaced
         try:
-            (version,) = self.connection.execute("PRAGMA data_version").fetchone()
+            changed, hints = self._read(self._current())
+        except (sqlite3.Error, StoreError):
+            return False, [], afresh  # those who wait look again when the lease is over
+        return changed, hints, afresh
+
+    def _current(self) -> Connection:
+        """The connection; a new one after a fork of this process, or to another file."""
+        file = self._file
+        if self._replaced != file.replaced:
+            self._seen = 0
+        if self._opened != file.opened or self._connection is None:
+            self._connection, self._version = None, -1
+            self._opened, self._replaced = file.opened, file.replaced
+            self._connection = file.connect()
+        return self._connection
+
+    def _read(self, connection: Connection) -> tuple[bool, list[Any]]:
+        try:
+            (version,) = connection.execute("PRAGMA data_version").fetchone()
             if version == self._version:
                 return False, []
-            hints = self.connection.execute(_SINCE, (self._seen,)).fetchall()
-        except sqlite3.Error:
-            return False, []  # those who wait look again when the lease is over
+            hints = connection.execute(_SINCE, (self._seen,)).fetchall()
+        finally:
+            connection.done()
         self._version = version
         if hints:
             self._seen = hints[-1][-1]
         return True, hints
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._connection is not None:
+            self._file.disconnect(self._connection)
+            self._connection = None
 
 
 class _Pace:
