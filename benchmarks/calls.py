@@ -77,7 +77,7 @@ def ours_async(url: str) -> tuple[Callable[[int], float], Callable[[int], float]
 def exactly_once(folder: Path) -> dict[str, Callable[[], None]]:
     """The nearest library, where it is installed."""
     try:
-        from exactly_once import Store, once
+        from exactly_once import Store, once  # noqa: PLC0415 - it need not be installed
     except ImportError:
         return {}
     found: dict[str, Callable[[], None]] = {}

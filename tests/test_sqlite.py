@@ -84,6 +84,16 @@ def begin(name, nonce):
 def execute(store, name, nonce="n"):
     claim = store.perform(begin(name, nonce)).claim
     assert store.perform(Complete(claim, VALUE, 900_000, 30_000)).kept
+def taken(lock):
+    free = []
+    def look():
+        free.append(lock.acquire(blocking=False))
+        if free[0]:
+            lock.release()
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join()
+    return not free[0]
 path = Path(sys.argv[1])
 """
 

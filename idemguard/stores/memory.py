@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 class MemoryStore:
     """Records in a dictionary under a lock; shared by the threads and loops of one process.
 
+    A signal handler, or a finaliser that garbage collection calls, may come in between, in the
+    same thread and in the middle of a step: so that step looks whether anybody has, and the
+    dictionaries are only iterated over in copies.
+
     Args:
         clock: tells ms; the wall clock where none is given.
 
@@ -39,7 +43,8 @@ class MemoryStore:
         on_fork(self)
 
     def _reset(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._turn = 0  # how many commands were performed
         self._room = WaitingRoom()
         self._records: dict[Address, Record] = {}
         self._windows: dict[tuple[str, int, Key], Counts] = {}
@@ -59,15 +64,22 @@ class MemoryStore:
         """One command, under the lock."""
         address = command.address
         with self._lock:
-            now = self._clock()
-            before = aged(self._records.get(address, Record()), now)
-            after, answer = transition(before, command, now)
-            if after is not before:
-                self._records[address] = after
-            for key, counts in entries(before, after, command, answer, now).items():
-                where = (address.namespace, SPAN, key)
-                self._windows.setdefault(where, Counter()).update(counts)
-            whom = wakes(before, after, command, now)
+            while True:
+                turn, now = self._turn, self._clock()
+                before = aged(self._records.get(address, Record()), now)
+                after, answer = transition(before, command, now)
+                booked: dict[tuple[str, int, Key], Counts] = {}
+                for key, counts in entries(before, after, command, answer, now).items():
+                    where = (address.namespace, SPAN, key)
+                    booked[where] = Counter(self._windows.get(where))
+                    booked[where].update(counts)
+                whom = wakes(before, after, command, now)
+                if turn == self._turn:  # and nobody comes in between from here on
+                    self._turn += 1
+                    if after is not before:
+                        self._records[address] = after
+                    self._windows.update(booked)
+                    break
         self._room.call(address, whom)
         return answer
 
@@ -92,7 +104,7 @@ class MemoryStore:
             now = self._clock()
             return [
                 address
-                for address, record in self._records.items()
+                for address, record in self._records.copy().items()
                 if address.namespace == namespace
                 and address.fingerprint.startswith(prefix)
                 and record.kept_until > now
@@ -104,7 +116,7 @@ class MemoryStore:
             now = self._clock()
             return [
                 address
-                for address, record in self._records.items()
+                for address, record in self._records.copy().items()
                 if address.namespace == namespace
                 and any(line.status is Status.OPEN and not line.lives(now) for line in record.lines)
             ]
@@ -114,7 +126,7 @@ class MemoryStore:
         with self._lock:
             found = [
                 line
-                for address, record in self._records.items()
+                for address, record in self._records.copy().items()
                 if address.namespace == namespace
                 for line in record.lines
                 if since <= line.claim.started < until
@@ -126,7 +138,7 @@ class MemoryStore:
         with self._lock:
             return [
                 Window(key, span, dict(counts))
-                for (name, span, key), counts in self._windows.items()
+                for (name, span, key), counts in self._windows.copy().items()
                 if name == namespace and key.start < until and since < key.start + span
             ]
 
@@ -141,12 +153,13 @@ class MemoryStore:
             self._tend(self._clock(), window_retention)
 
     def _tend(self, now: int, window_retention: int | None) -> None:
-        for address in [a for a, r in self._records.items() if r.kept_until <= now]:
-            del self._records[address]
-        for namespace in {name for name, _, _ in self._windows}:
+        for address, record in self._records.copy().items():
+            if record.kept_until <= now and self._records.get(address) is record:
+                del self._records[address]
+        for namespace in {name for name, _, _ in self._windows.copy()}:
             mine = [
                 Window(key, span, counts)
-                for (name, span, key), counts in self._windows.items()
+                for (name, span, key), counts in self._windows.copy().items()
                 if name == namespace
             ]
             drop, put = rolled(mine, now)

@@ -22,10 +22,13 @@ class Waiter:
 
 
 class WaitingRoom:
-    """The waiters of one process, by address, in the order in which they came."""
+    """The waiters of one process, by address, in the order in which they came.
+
+    A signal handler, or a finaliser, may come in between in the same thread, at any moment.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._waiters: dict[Address, dict[Waiter, None]] = {}
 
     def __bool__(self) -> bool:
@@ -34,7 +37,10 @@ class WaitingRoom:
     def enter(self, address: Address, waiter: Waiter) -> None:
         """Wait from now on."""
         with self._lock:
-            self._waiters.setdefault(address, {})[waiter] = None
+            here = None
+            while here is None or self._waiters.get(address) is not here:
+                here = self._waiters.setdefault(address, {})
+                here[waiter] = None
 
     def unpark(self, address: Address, waiter: Waiter) -> Callable[[], None]:
         """What ends the waiting of one waiter."""
@@ -51,16 +57,15 @@ class WaitingRoom:
             if here is None or waiter not in here:
                 return False
             del here[waiter]
-            if not here:
-                del self._waiters[address]
+            self._tidy(address)
             return True
 
     def waiting(self) -> dict[Address, set[str | None]]:
         """What is waited for: by address, the executions."""
         with self._lock:
             return {
-                address: {waiter.holder for waiter in here}
-                for address, here in self._waiters.items()
+                address: {waiter.holder for waiter in here.copy()}
+                for address, here in self._waiters.copy().items()
             }
 
     def call(self, address: Address, whom: str | None) -> None:
@@ -69,10 +74,16 @@ class WaitingRoom:
             return
         with self._lock:
             here = self._waiters.get(address, {})
-            called = list(here) if whom == "all" else list(here)[:1]
-            for waiter in called:
-                del here[waiter]
-            if not here:
-                self._waiters.pop(address, None)
+            called = []
+            for waiter in here.copy():
+                if here.pop(waiter, waiter) is None:
+                    called.append(waiter)
+                    if whom == "one":
+                        break
+            self._tidy(address)
         for waiter in called:
             waiter.wake()
+
+    def _tidy(self, address: Address) -> None:
+        if not self._waiters.get(address, True):
+            del self._waiters[address]
