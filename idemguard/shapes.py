@@ -88,6 +88,9 @@ class Callee:
         try:
             return inspect.signature(self.plain)
         except (ValueError, TypeError) as error:
+            found = _of_class(self.plain)
+            if found is not None:
+                return found
             raise ConfigurationError(
                 f"{self.plain!r} tells no signature ({error}): guard a function that calls it"
             ) from error
@@ -170,6 +173,15 @@ def _shape(fn: Any) -> Shape:
             if inspect.iscoroutinefunction(function):
                 return Shape.COROUTINE
     return Shape.PLAIN
+
+
+def _of_class(plain: Any) -> inspect.Signature | None:
+    """What its class says where the object itself confuses `inspect` (a mock of older Pythons)."""
+    call = getattr(type(plain), "__call__", None)  # noqa: B004 - the function itself is asked
+    if not inspect.isfunction(call):
+        return None
+    whole = inspect.signature(call)
+    return whole.replace(parameters=list(whole.parameters.values())[1:])
 
 
 def is_async(fn: Any) -> bool:
