@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import re
@@ -14,16 +16,20 @@ import tempfile
 import textwrap
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 
+from idemguard import claim as claims
 from idemguard.claim import Begin, Claimed, Complete, Forget, InFlight, Release, Replay
 from idemguard.codec import Value
 from idemguard.errors import ConfigurationError, StoreError, StoreUnavailableError
 from idemguard.record import Address, Caller, Cause, Mode
-from idemguard.stores import open_store, rows
+from idemguard.stores import bridge, file, open_store, rows
 from idemguard.stores.file import APPLICATION
+from idemguard.stores.memory import MemoryStore
+from idemguard.stores.room import Waiter, WaitingRoom
 from idemguard.stores.sqlite import BRIEF, SqliteStore
 
 LONG = 30.0  # seconds for what must come
@@ -407,6 +413,63 @@ def test_an_observer_is_held_up_only_briefly_by_a_thread_that_is(path, beside):
     own.close()
 
 
+def test_observers_on_one_loop_are_held_up_together(path, own, beside):
+    execute(own)
+    beside.execute("BEGIN IMMEDIATE")
+
+    async def observe(number):
+        with pytest.raises(StoreUnavailableError):
+            await own.aio.perform(begin(number, mode=Mode.OBSERVE, brief=True))
+
+    async def all_of_them():
+        await asyncio.gather(*map(observe, range(40)))
+
+    started = time.monotonic()
+    asyncio.run(all_of_them())
+    assert time.monotonic() - started < 20 * BRIEF
+    beside.execute("ROLLBACK")
+    execute(own, 1)
+
+
+def test_who_waited_for_ones_own_steps_is_not_told_of_a_locked_file(own, beside):
+    """Patience with other processes is not used up by a long queue."""
+    execute(own)
+
+    async def both():
+        slow = asyncio.ensure_future(own.aio._do(lambda: (time.sleep(3 * BRIEF), execute(own, 1))))
+        brief = asyncio.ensure_future(own.aio.perform(begin(2, mode=Mode.OBSERVE, brief=True)))
+        await slow
+        return await brief
+
+    asyncio.run(both())
+
+
+def test_the_thread_for_loops_ends_when_idle(path, monkeypatch):
+    monkeypatch.setattr(bridge, "IDLE", 0.05)
+    store = SqliteStore(path)
+
+    async def use(store, number):
+        await store.aio.look(address(number))
+
+    def threads():
+        return [t for t in threading.enumerate() if t.name == "idemguard-store"]
+
+    before = len(threads())
+    for number in range(3):
+        asyncio.run(use(store, number))
+        end = time.monotonic() + LONG
+        while len(threads()) > before and time.monotonic() < end:
+            time.sleep(0.01)
+        assert len(threads()) == before
+    monkeypatch.setattr(bridge, "IDLE", LONG)
+    asyncio.run(use(store, 4))
+    store.close()
+    alive = weakref.ref(store)
+    del store
+    gc.collect()
+    assert alive() is None
+
+
 def test_a_lock_that_goes_away_is_no_error(own):
     execute(own)
     other = sqlite3.connect(own.path, isolation_level=None, check_same_thread=False)
@@ -485,9 +548,55 @@ def test_a_damaged_page_is_told_of(path, own):
 def test_a_file_that_is_removed_under_the_store(path, own):
     execute(own)
     own.close()
-    for file in path.parent.iterdir():
-        file.unlink()
+    for left in path.parent.iterdir():
+        left.unlink()
     execute(own)  # as good as new
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_a_file_that_is_no_longer_there_is_given_up(path, own, monkeypatch, how):
+    monkeypatch.setattr(file, "CHECK", 0.05)
+    execute(own)
+    claim = own.perform(begin(1)).claim
+    bell = Bell()
+    own.park(address(1), claim.id, bell)
+    if how == "replaced":
+        new = SqliteStore(path.with_name("new.db"))
+        execute(new, 5)
+        new.close()
+        path.with_name("new.db").replace(path)
+    for left in path.parent.iterdir():
+        if how == "removed" or left.name != "store.db":
+            left.unlink()
+    assert bell.wait(LONG)  # who waits asks again
+    execute(own, 1)
+    other = SqliteStore(path)
+    assert other.look(address(1))[0].runs == 1
+    assert other.look(address(5))[0].runs == (how == "replaced")
+    assert own.look(address(0))[0].runs == 0
+    claim = other.perform(begin(2)).claim
+    bell = Bell()
+    own.park(address(2), claim.id, bell)
+    other.perform(Release(claim))
+    assert bell.wait(LONG)
+    other.close()
+    own.close()
+    whole = sqlite3.connect(path)
+    assert whole.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    whole.close()
+
+
+def test_what_ended_a_look_at_a_file_is_told(path, own, monkeypatch):
+    class Failing(file.Connection):
+        def execute(self, sql, *args):
+            if "user_version" in sql:
+                super().execute("ROLLBACK")  # as SQLite does by itself
+                raise sqlite3.OperationalError("disk I/O error")
+            return super().execute(sql, *args)
+
+    monkeypatch.setattr(file, "Connection", Failing)
+    with pytest.raises(StoreError, match="disk I/O error"):
+        execute(own)
 
 
 # --- waiting ---------------------------------------------------------------------------------------------------
@@ -656,6 +765,304 @@ BUSY_FORK = """
 
 def test_a_fork_while_other_threads_are_in_the_middle_of_it(path):
     run(BUSY_FORK, path)
+
+
+AFTER = """
+    from idemguard import Guard
+    log = path.with_name("log")
+    g = Guard(store=f"sqlite:///{path}")
+    @g.idempotent(task_type="t")
+    def f(x):
+        with open(log, "a") as out:
+            out.write(f"{x}\\n")
+    f("warm")
+    reads, tell = os.pipe()
+    goes, go = os.pipe()
+    if os.fork() == 0:
+        f("c")
+        os.write(tell, b".")
+        os.read(goes, 1)
+        f("k")
+        os.write(tell, b".")
+        os.read(goes, 1)
+        os._exit(0)
+    os.read(reads, 1)
+    g.close()  # the last one that SQLite knew of, had the child inherited a connection
+    os.write(go, b".")
+    os.read(reads, 1)
+    f("k")
+    os.write(go, b".")
+    os.wait()
+    assert log.read_text().split() == ["warm", "c", "k"], log.read_text()
+    assert len(list(g.ledger.lines())) == 3
+"""
+
+
+def test_a_parent_that_closes_takes_nothing_from_its_child(path):
+    run(AFTER, path)
+
+
+POOL = """
+    import multiprocessing, random, subprocess
+    from idemguard import Guard
+    log = path.with_name("log")
+    g = Guard(store=f"sqlite:///{path}")
+    @g.idempotent(task_type="t", wait_timeout=20)
+    def f(x):
+        with open(log, "a") as out:
+            out.write(f"{x}\\n")
+    def work(seed):
+        for x in random.Random(seed).choices(range(60), k=25):
+            f(x)
+    def newcomers():
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            one = sqlite3.connect(path)
+            one.execute("SELECT count(*) FROM record").fetchone()
+            one.close()
+    if len(sys.argv) > 2:  # a parent that is killed, while its children go on
+        work(0)
+        for seed in range(4):
+            if os.fork() == 0:
+                work(seed)
+                os._exit(0)
+        work(9)
+        os.kill(os.getpid(), signal.SIGKILL)
+    f(0)
+    killed = subprocess.Popen([sys.executable, "-W", "ignore", "-c", BODY, str(path), "killed"])
+    newcomer = multiprocessing.get_context("fork").Process(target=newcomers)
+    newcomer.start()
+    with multiprocessing.get_context("fork").Pool(4) as pool:
+        done = pool.map_async(work, range(20), chunksize=1)
+        while not done.ready():
+            work(random.random())
+            g.close()
+            done.wait(0.01)
+        done.get()
+    killed.wait()
+    newcomer.join()
+    work(1)
+    ran = sorted(map(int, log.read_text().split()))
+    assert ran == sorted(set(ran)), ran
+    assert len(list(g.ledger.lines())) == len(ran)
+    g.close()
+    assert sqlite3.connect(path).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+"""
+
+
+def test_a_pool_whose_parent_goes_on_closes_and_is_killed(path):
+    body = textwrap.dedent(POOL)
+    run(f"BODY = PRELUDE + {body!r}\n{body}".replace("PRELUDE", repr(PRELUDE), 1), path)
+
+
+INSIDE = """
+    children = []
+    def clock():
+        if not children:
+            children.append(os.fork())
+        return 1_790_000_000_000
+    warm = SqliteStore(path)
+    execute(warm, 0)
+    store = SqliteStore(path, clock=clock)
+    answer = store.perform(begin(1, f"n"))
+    assert isinstance(answer, Claimed), answer
+    if children[0] == 0:
+        execute(store, 2)
+        execute(warm, 3)
+        assert not taken(store._file.lock)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+    assert store.perform(Complete(answer.claim, VALUE, 900_000, 30_000)).kept
+    assert store.look(Address("default", f"{2:064x}"))[0].runs == 1
+    assert not taken(store._file.lock)
+"""
+
+
+def test_a_fork_in_the_middle_of_ones_own_step(path):
+    run(INSIDE, path)
+
+
+STUCK = """
+    from idemguard.stores import file
+    file.HOLD = 0.1
+    inside, on = threading.Event(), threading.Event()
+    def clock():
+        if threading.current_thread() is not threading.main_thread():
+            inside.set()
+            on.wait()
+        return 1_790_000_000_000
+    other, store = SqliteStore(path), SqliteStore(path, clock=clock)
+    execute(other, 0)
+    thread = threading.Thread(target=execute, args=(store, 1))
+    thread.start()
+    inside.wait()
+    child = os.fork()
+    if child == 0:
+        for mine in (store, other, SqliteStore(path)):
+            try:
+                mine.look(Address("default", "0" * 64))
+                os._exit(1)
+            except StoreUnavailableError as error:
+                assert "forked" in str(error)
+        execute(SqliteStore(path.with_name("another.db")), 1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    on.set()
+    thread.join()
+    assert store.look(Address("default", f"{1:064x}"))[0].runs == 1
+    execute(other, 2)
+    child = os.fork()
+    if child == 0:
+        execute(other, 3)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_child_refuses_a_file_that_was_in_use_at_the_fork(path):
+    run(STUCK, path)
+
+
+HALF_READ = """
+    store = SqliteStore(path)
+    for name in range(3):
+        execute(store, name)
+    def half(connection):
+        cursor = connection.execute("SELECT id FROM record")
+        cursor.fetchone()
+        raise KeyError
+    kept = []
+    try:
+        store._file.read(half)
+    except KeyError as error:
+        kept.append(error)  # and so its frames, and the cursor
+    lines = store.lines("default", 0, 1 << 60)
+    next(lines)
+    def fds():
+        names = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+        return [name for name in names if os.path.realpath(name).startswith(str(path))]
+    assert fds()
+    child = os.fork()
+    if child == 0:
+        os._exit(len(fds()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(lines)) == 2, lines
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_nothing_keeps_a_connection_open_through_a_fork(path):
+    run(HALF_READ, path)
+
+
+HINTED = """
+    import subprocess
+    from idemguard.stores import file
+    store = SqliteStore(path)
+    claim = store.perform(begin(1, "n")).claim
+    bell = threading.Event()
+    store.park(claim.address, claim.id, bell.set)
+    file._hold()  # as before a fork
+    assert not store._file._connections
+    subprocess.run([sys.executable, "-c", FORGETS, str(path)], check=True)
+    assert not bell.is_set()
+    file._let_go()  # as after it, in the parent
+    assert bell.wait(20)
+"""
+
+
+def test_what_is_hinted_while_a_parent_forks_is_seen(path):
+    forgets = PRELUDE + 'SqliteStore(path).perform(Forget(Address("default", f"{1:064x}"), "f"))\n'
+    run(f"FORGETS = {forgets!r}\n{textwrap.dedent(HINTED)}", path)
+
+
+# --- in between ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def between(request, path, monkeypatch):
+    """A store; and `come(act)`, by which `act` comes into the middle of its next command."""
+    store = SqliteStore(path) if request.param == "sqlite" else MemoryStore()
+    module = sys.modules[type(store).__module__]
+    execute(store, 99)
+    todo = []
+
+    def transition(*args):
+        if todo:
+            todo.pop()()
+        return claims.transition(*args)
+
+    monkeypatch.setattr(module, "transition", transition)
+    yield store, todo.append
+    store.close()
+
+
+def test_a_step_in_the_middle_of_a_step_of_the_same_thread(between):
+    store, come = between
+    answers = []
+    come(lambda: answers.append(store.perform(begin(1))))
+    outer = store.perform(begin(1))
+    assert isinstance(answers[0], Claimed)
+    assert isinstance(outer, InFlight)
+    come(lambda: execute(store, 2))
+    ended = store.perform(Complete(answers[0].claim, VALUE, TTL, LEASE))
+    assert ended.kept
+    for name in (1, 2, 99):
+        assert store.look(address(name))[0].result is not None
+    windows = store.windows("default", 0, 1 << 60)
+    assert sum(w.counts.get("first", 0) for w in windows) in (0, 3)
+    other = threading.Thread(target=execute, args=(store, 3))
+    other.start()
+    other.join(LONG)
+    assert not other.is_alive()
+
+
+def test_a_step_in_the_middle_of_one_that_fails(between):
+    store, come = between
+
+    def fail():
+        execute(store, 2)
+        raise KeyboardInterrupt
+
+    come(fail)
+    with pytest.raises(KeyboardInterrupt):
+        store.perform(begin(1))
+    assert store.look(address(1))[0].runs == 0
+    assert store.look(address(2))[0].result is not None
+
+
+def test_reading_in_the_middle_of_a_step_sees_nothing_of_it(path, own, beside):
+    execute(own)
+    seen = []
+
+    def step(connection):
+        connection.execute("UPDATE record SET reused = 7")
+        if not seen:
+            seen.append(own.look(address())[0].reused)
+        connection.execute("UPDATE record SET reused = reused + 1")
+
+    own._file.write(step)
+    assert seen == [0]
+    assert own.look(address())[0].reused == 8
+    beside.execute("BEGIN IMMEDIATE")  # nothing is left open
+    beside.execute("ROLLBACK")
+
+
+def test_somebody_comes_while_another_enters_the_room():
+    room, woken = WaitingRoom(), []
+    here = address(1)
+
+    class Slow(Waiter):
+        def __hash__(self):
+            if not woken:
+                room.call(here, "all")
+            return 1
+
+    room.enter(here, Waiter(None, lambda: woken.append("first")))
+    room.enter(here, Slow(None, lambda: woken.append("slow")))
+    room.call(here, "all")
+    assert woken == ["first", "slow"]
+    assert not room
 
 
 CRASH = """

@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.stores import rows
@@ -33,20 +33,22 @@ class Connection(sqlite3.Connection):
     """Knows its cursors: one that is read in part, and lives on in a traceback, keeps it open."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
-        self._cursors: list[sqlite3.Cursor] = []
+        self._cursors: list[ref[sqlite3.Cursor]] = []  # held, a statement would not end
         super().__init__(*args, **options)
 
-    def cursor(self, factory: Any = sqlite3.Cursor) -> Any:
-        """A cursor that is closed with the connection."""
-        made = super().cursor(factory)
-        self._cursors.append(made)
+    def execute(self, *args: Any) -> Any:
+        """As it does, by a cursor that is closed with the connection."""
+        made = super().execute(*args)
+        self._cursors.append(ref(made))
         return made
 
     def done(self) -> None:
         """No cursor is in use any more."""
         while self._cursors:
-            with suppress(sqlite3.Error):
-                self._cursors.pop().close()
+            cursor = self._cursors.pop()()
+            if cursor is not None:
+                with suppress(sqlite3.Error):
+                    cursor.close()
 
     def close(self) -> None:
         """Close it for good."""
