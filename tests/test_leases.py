@@ -417,7 +417,10 @@ def test_a_process_has_one_heartbeat_thread(real: Store) -> None:
         for future in running:
             future.result(60)
     assert names.count("idemguard-heart") == 1
-    assert {name for name in new if not name.startswith("caller")} <= {"idemguard-heart", "idemguard-upkeep"}
+    assert {name for name in new if not name.startswith("caller")} <= {
+        "idemguard-heart",
+        "idemguard-upkeep",
+    }
     assert guard.ledger.totals()["executions"] == 300
 
 
