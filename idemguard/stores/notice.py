@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import select
 import threading
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from functools import cache
 from math import ceil
@@ -90,7 +91,7 @@ class Silence:
         """It holds nothing."""
 
 
-class _Kernel:
+class _Kernel(ABC):
     """What both kinds have in common: a pipe that ends the waiting, and descriptors to close."""
 
     tells = True
@@ -108,8 +109,9 @@ class _Kernel:
             self.close()
             raise
 
+    @abstractmethod
     def _listen(self) -> None:
-        raise NotImplementedError
+        """Begin to be told."""
 
     def rest(self, seconds: float) -> None:
         """Wait so long, whatever changes."""
