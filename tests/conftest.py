@@ -19,6 +19,8 @@ from idemguard.stores.bridge import Direct, InThread
 from idemguard.stores.memory import MemoryStore
 from idemguard.stores.sqlite import SqliteStore
 
+pytest_plugins = ("servers.fixtures",)
+
 LONG = 20.0  # seconds after which something that should have happened has not
 # the package has a function of this module's name
 decorator = importlib.import_module("idemguard.idempotent")

@@ -14,6 +14,11 @@ if TYPE_CHECKING:
 
 Unpark: TypeAlias = Callable[[], None]
 
+_SERVERS = (
+    "redis", "rediss", "unix", "valkey", "valkeys", "redis+cluster", "rediss+cluster",
+    "redis+sentinel", "rediss+sentinel",
+)  # fmt: skip
+
 
 @runtime_checkable
 class Store(Protocol):
@@ -82,7 +87,11 @@ class Store(Protocol):
 
 
 class AsyncStore(Protocol):
-    """The part of a store that calls on an event loop use."""
+    """The part of a store that calls on an event loop use.
+
+    It may have a method `known(command) -> Answer | None` besides: the answer where it needs
+    no I/O, so that of many calls that wait for one task each is answered at once.
+    """
 
     def perform(self, command: Command) -> Awaitable[Answer]:
         """As `Store.perform`; goes on to its end although its awaiter is cancelled."""
@@ -103,7 +112,10 @@ def open_store(url: str) -> Store:
     """The store that a URL names.
 
     Args:
-        url: `memory://` (one per process), `sqlite:///relative.db`, `sqlite:////absolute.db`.
+        url: `memory://` (one per process), `sqlite:///relative.db`, `sqlite:////absolute.db`,
+            `redis://`, `rediss://`, `unix://`, `valkey://`, `valkeys://`,
+            `redis+cluster://host:port,host:port`,
+            `redis+sentinel://host:port,host:port/master-name`.
 
     Raises:
         ConfigurationError: no such kind of store, or a path that cannot be used.
@@ -122,9 +134,14 @@ def open_store(url: str) -> Store:
         from idemguard.stores.sqlite import SqliteStore  # noqa: PLC0415 - loaded when needed
 
         return SqliteStore.from_url(url)
+    if separator and scheme in _SERVERS:
+        from idemguard.stores.redis import RedisStore  # noqa: PLC0415 - loaded when needed
+
+        return RedisStore(url)
     raise ConfigurationError(
         f"store={_without_password(url)!r} is no store that idemguard knows: "
-        "memory://, sqlite:///relative.db or sqlite:////absolute.db"
+        "memory://, sqlite:///relative.db or sqlite:////absolute.db, or a server's: "
+        f"{', '.join(f'{name}://' for name in _SERVERS)}"
     )
 
 

@@ -55,21 +55,27 @@ class Direct:
 
 
 class InThread:
-    """For a store that may block: its steps are done by one thread, in the order of the calls.
+    """For a store that may block: its steps are done by a thread, in the order of the calls.
 
     A step that has begun goes on to its end although its awaiter is cancelled. The thread
     is the bridge's own, so that a full executor of the application cannot starve it. It ends
     when there was no work for a while, and does not keep the store alive.
+
+    Args:
+        store: which.
+        threads: how many there may be; steps of several begin in the order of the calls.
+
     """
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, threads: int = 1) -> None:
         self._store = store
-        self._worker = _Worker()
+        self._threads = threads
+        self._worker = _Worker(threads)
         on_fork(self)
 
     def forked(self) -> None:
-        """Start a thread of this process's own when there is work."""
-        self._worker = _Worker()
+        """Start threads of this process's own when there is work."""
+        self._worker = _Worker(self._threads)
 
     async def perform(self, command: Command) -> Answer:
         """As the store does, in the thread."""
@@ -113,26 +119,33 @@ class InThread:
 
 
 class _Worker:
-    """A thread while there is work; it knows nothing but the jobs that are still to be done."""
+    """Threads while there is work; they know nothing but the jobs that are still to be done."""
 
-    def __init__(self) -> None:
+    def __init__(self, threads: int) -> None:
         self._lock = threading.Lock()
-        self._running = False
+        self._threads = threads
+        self._running = self._idle = 0
         self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
 
     def put(self, job: Callable[[], None]) -> None:
         with self._lock:
-            if not self._running:
-                threading.Thread(target=self._work, name="idemguard-store", daemon=True).start()
-                self._running = True
             self._jobs.put(job)
+            if self._idle < self._jobs.qsize() and self._running < self._threads:
+                threading.Thread(target=self._work, name="idemguard-store", daemon=True).start()
+                self._running += 1
 
     def _work(self) -> None:
         while True:
+            with self._lock:
+                self._idle += 1
             try:
-                self._jobs.get(timeout=IDLE)()
+                job = self._jobs.get(timeout=IDLE)
             except queue.Empty:
-                with self._lock:
-                    if self._jobs.empty():
-                        self._running = False
-                        return
+                job = None
+            with self._lock:
+                self._idle -= 1
+                if job is None and self._jobs.empty():
+                    self._running -= 1
+                    return
+            if job is not None:
+                job()

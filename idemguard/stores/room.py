@@ -68,6 +68,10 @@ class WaitingRoom:
                 for address, here in self._waiters.copy().items()
             }
 
+    def number(self, address: Address) -> int:
+        """How many wait there."""
+        return len(self._waiters.get(address, ()))
+
     def call(self, address: Address, whom: str | None) -> None:
         """Hint at "all" who wait there, at the "one" who came first, or at nobody."""
         if whom is None or address not in self._waiters:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from idemguard.stores import Store
 from idemguard.stores.memory import MemoryStore
+from idemguard.stores.redis import RedisStore
 from idemguard.stores.sqlite import SqliteStore
 
 NOON = 1_790_000_000_000 - 1_790_000_000_000 % 86_400_000 + 43_200_000  # ms
@@ -89,5 +90,10 @@ def _sqlite(folder: Path, clock: Clock | None) -> Store:
     return SqliteStore(folder / "store.db", clock=clock)
 
 
+def _redis(folder: Path, clock: Clock | None) -> Store:
+    return RedisStore((folder.parent / "redis-url").read_text(), clock=clock)
+
+
 MEMORY = Kind("memory", _memory, shared=False)
 SQLITE = Kind("sqlite", _sqlite, shared=True)
+REDIS = Kind("redis", _redis, shared=True)  # its URL stands in a file beside the tests' folders

@@ -87,10 +87,20 @@ class Party:
     def close(self) -> None:
         """Give all back."""
         if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(_wind_up(), self._loop).result(LONG)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(LONG)
             self._loop.close()
         self.store.close()
+
+
+async def _wind_up() -> None:
+    """What `asyncio.run` does before it closes a loop."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 def _into(future: Future[Any], wish: Wish, store: Any) -> None:

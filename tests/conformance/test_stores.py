@@ -1,6 +1,7 @@
 """The stores that come with idemguard conform."""
 
-from conformance.kinds import MEMORY, SQLITE
+import pytest
+from conformance.kinds import MEMORY, REDIS, SQLITE
 from conformance.suite import Conformance
 
 
@@ -10,3 +11,13 @@ class TestMemory(Conformance):
 
 class TestSqlite(Conformance):
     kind = SQLITE
+
+
+class TestRedis(Conformance):
+    kind = REDIS
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def server(cls, _standalone, tmp_path_factory):
+        """Where the URL of a real server is to be found."""
+        (tmp_path_factory.getbasetemp() / "redis-url").write_text(_standalone.url)

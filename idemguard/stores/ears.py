@@ -1,0 +1,545 @@
+"""Hearing hints: one subscription per node of the server, for a process or for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import select
+import socket
+import threading
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol
+
+from idemguard.errors import StoreUnavailableError
+from idemguard.stores.clients import close_async, spoken
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from idemguard.stores.clients import Clients
+
+TICK = 1.0  # seconds between two looks whether anybody still waits
+IDLE = 10  # ticks with nobody waiting, and the connection is given back
+PATIENCE = 5.0  # seconds that a subscription may take
+FIRST, LONGEST = 0.02, 1.0  # seconds until a broken one is made anew
+POLL = 0.01  # seconds, where a connection cannot be waited for
+
+
+class Listener(Protocol):
+    """Who is told what is heard."""
+
+    def stands(self, channel: str, *, anew: bool) -> None:
+        """Hints arrive from now on; `anew`: they did before, and some may have been lost."""
+        ...
+
+    def broken(self, channels: Iterable[str]) -> None:
+        """Hints do not arrive until further notice."""
+        ...
+
+    def idle(self) -> Iterable[str]:
+        """The channels that nobody needs any longer; asked every second."""
+        ...
+
+
+class SyncListener(Listener, Protocol):
+    """Who is told from a thread."""
+
+    def heard(self, channel: str, hint: str) -> None:
+        """A hint has come."""
+        ...
+
+
+class AsyncListener(Listener, Protocol):
+    """Who is told on a loop."""
+
+    async def heard(self, channel: str, hint: str) -> None:
+        """A hint has come."""
+        ...
+
+
+class Subscription:
+    """What one connection is to hear, and what it does hear."""
+
+    def __init__(self) -> None:
+        self.wanted: dict[str, None] = {}
+        self.sent: set[str] = set()
+        self.stood: set[str] = set()  # heard at some time since it was wanted
+        self.standing: set[str] = set()
+
+    def changes(self) -> tuple[list[str], list[str]]:
+        """What is to be subscribed to, and what no longer."""
+        add = [channel for channel in self.wanted if channel not in self.sent]
+        drop = [channel for channel in self.sent if channel not in self.wanted]
+        self.sent.update(add)
+        self.sent.difference_update(drop)
+        self.standing.difference_update(drop)
+        self.stood.difference_update(drop)
+        return add, drop
+
+    def confirmed(self, channel: str) -> bool:
+        """It stands; whether it did before."""
+        anew = channel in self.stood
+        self.stood.add(channel)
+        self.standing.add(channel)
+        return anew
+
+    def lost(self) -> list[str]:
+        """Nothing is heard any longer."""
+        self.sent.clear()
+        standing = list(self.standing)
+        self.standing.clear()
+        return standing
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _kind(message: dict[str, Any]) -> str:
+    return _text(message["type"])
+
+
+# --- in a thread -------------------------------------------------------------------------------------
+
+
+class Ears:
+    """The subscriptions of one process, each with a thread while anybody waits.
+
+    Args:
+        clients: of the server.
+        listener: is told, from those threads.
+
+    """
+
+    def __init__(self, clients: Clients, listener: SyncListener) -> None:
+        self._clients = clients
+        self._listener = listener
+        self._lock = threading.RLock()
+        self._ears: dict[str, _Ear] = {}
+
+    def listen(self, channel: str) -> None:
+        """Hear hints of this channel from now on; returns when the subscription stands.
+
+        Raises:
+            StoreError, StoreUnavailableError: it could not be made.
+
+        """
+        if any(channel in ear.subscription.standing for ear in self._ears.copy().values()):
+            return
+        node, client = self._clients.home(self._clients.plain(), channel)
+        ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+        with self._lock:
+            ear = self._ears.get(node)
+            if ear is None or not ear.want(channel, ready):
+                ear = self._ears[node] = _Ear(self, client, cluster=self._clients.cluster)
+                ear.want(channel, ready)
+        try:
+            error = ready.get(timeout=PATIENCE)
+        except queue.Empty:
+            error = TimeoutError("the subscription was not confirmed")
+        if error is not None:
+            raise spoken(error, self._clients.name, "listening for hints")
+
+    def close(self) -> None:
+        """End all threads, and give their connections back."""
+        with self._lock:
+            ears, self._ears = list(self._ears.values()), {}
+        for ear in ears:
+            ear.end()
+
+    # --- what the ears tell --------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """Hear no longer what nobody waits for."""
+        channels = list(self._listener.idle())
+        for ear in self._ears.copy().values():
+            for channel in channels:
+                ear.unwant(channel)
+
+    @property
+    def listener(self) -> SyncListener:
+        """Who is told."""
+        return self._listener
+
+    def moved(self, ear: _Ear, channels: list[str]) -> None:
+        """A node no longer serves these: listen where they are served now."""
+        try:
+            client = self._clients.plain()
+            for channel in channels:
+                client.execute_command("EXISTS", channel)  # has the client learn the slots anew
+                node, home = self._clients.home(client, channel)
+                with self._lock:
+                    if self._ears.get(node) is ear:
+                        continue
+                    ear.unwant(channel)
+                    other = self._ears.get(node)
+                    if other is None or not other.want(channel, None):
+                        other = self._ears[node] = _Ear(self, home, cluster=True)
+                        other.want(channel, None)
+                    other.subscription.stood.add(channel)
+        except Exception:  # noqa: BLE001 - it is tried again when the ear fails again
+            return
+
+
+class _Ear:
+    """One connection that hears, and the thread that reads it."""
+
+    def __init__(self, ears: Ears, client: Any, *, cluster: bool) -> None:
+        self.subscription = Subscription()
+        self._ears = ears
+        self._client = client
+        self._cluster = cluster
+        self._ready: dict[str, list[queue.SimpleQueue[BaseException | None]]] = {}
+        self._lock = threading.RLock()
+        self._mine, self._theirs = socket.socketpair()
+        self._mine.setblocking(False)
+        self._over = False
+        self._pubsub: Any = None
+        self._thread = threading.Thread(target=self._run, name="idemguard-ear", daemon=True)
+        self._thread.start()
+
+    def want(self, channel: str, ready: queue.SimpleQueue[BaseException | None] | None) -> bool:
+        """Hear this too; False: it hears nothing any longer."""
+        with self._lock:
+            if self._over:
+                return False
+            self.subscription.wanted[channel] = None
+            if channel in self.subscription.standing:
+                if ready is not None:
+                    ready.put(None)
+                return True
+            if ready is not None:
+                self._ready.setdefault(channel, []).append(ready)
+        self._nudge()
+        return True
+
+    def unwant(self, channel: str) -> None:
+        """Hear this no longer."""
+        with self._lock:
+            self.subscription.wanted.pop(channel, None)
+
+    def end(self) -> None:
+        """Hear nothing any longer."""
+        with self._lock:
+            self._over = True
+            self.subscription.wanted.clear()
+        self._nudge()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(PATIENCE)
+
+    def _nudge(self) -> None:
+        with suppress(OSError):  # it has ended
+            self._theirs.send(b"!")
+
+    def _run(self) -> None:
+        pause, idle, tick = FIRST, 0, time.monotonic() + TICK
+        try:
+            while not self._over:
+                try:
+                    heard = self._step()
+                except Exception as error:  # noqa: BLE001 - whatever it is, hints are lost
+                    self._broken(error)
+                    self._rest(pause)
+                    pause = min(2 * pause, LONGEST)
+                    continue
+                if heard:
+                    pause = FIRST
+                if time.monotonic() >= tick:
+                    tick = time.monotonic() + TICK
+                    self._ears.tidy()
+                    with self._lock:
+                        idle = 0 if self.subscription.wanted else idle + 1
+                        self._over = self._over or idle > IDLE
+        finally:
+            with self._lock:
+                self._over = True
+            self._shut()
+            self._mine.close()
+            self._theirs.close()
+
+    def _step(self) -> bool:
+        """Send what there is to send, and take one message, or wait for one."""
+        if self._pubsub is None:
+            self._pubsub = self._client.pubsub()
+        with self._lock:
+            add, drop = self.subscription.changes()
+        if add:
+            (self._pubsub.ssubscribe if self._cluster else self._pubsub.subscribe)(*add)
+        if drop:
+            (self._pubsub.sunsubscribe if self._cluster else self._pubsub.unsubscribe)(*drop)
+        connection = self._pubsub.connection
+        if connection is None:
+            self._rest(TICK)
+            return False
+        message = self._pubsub.get_message(timeout=0.0)
+        if message is None:
+            if not connection.can_read(timeout=0):
+                self._await(connection)
+            return False
+        self._handle(message)
+        return True
+
+    def _await(self, connection: Any) -> None:
+        hearing = getattr(connection, "_sock", None)
+        if isinstance(hearing, socket.socket) and hearing.fileno() >= 0:
+            ready, _, _ = select.select([hearing, self._mine], [], [], TICK)
+            self._drain(self._mine in ready)
+        else:
+            self._rest(POLL)
+
+    def _rest(self, seconds: float) -> None:
+        ready, _, _ = select.select([self._mine], [], [], seconds)
+        self._drain(bool(ready))
+
+    def _drain(self, nudged: bool) -> None:
+        if nudged:
+            with suppress(BlockingIOError):
+                self._mine.recv(4096)
+
+    def _handle(self, message: dict[str, Any]) -> None:
+        kind, channel = _kind(message), _text(message["channel"])
+        if kind in ("message", "smessage"):
+            self._ears.listener.heard(channel, _text(message["data"]))
+        elif kind in ("subscribe", "ssubscribe"):
+            with self._lock:
+                anew = self.subscription.confirmed(channel)
+                waiting = self._ready.pop(channel, [])
+            self._ears.listener.stands(channel, anew=anew)
+            for ready in waiting:
+                ready.put(None)
+        elif channel in self.subscription.wanted:  # the server has given its slot away
+            raise StoreUnavailableError("the slot of a channel has moved")
+
+    def _broken(self, error: BaseException) -> None:
+        with self._lock:
+            lost = self.subscription.lost()
+            waiting, self._ready = self._ready, {}
+            wanted = list(self.subscription.wanted)
+            for channel in waiting:
+                if channel not in self.subscription.stood:
+                    self.subscription.wanted.pop(channel, None)  # its caller is told, and asks anew
+        self._ears.listener.broken(lost)
+        for each in waiting.values():
+            for ready in each:
+                ready.put(error)
+        self._shut()
+        if self._cluster:
+            self._ears.moved(self, wanted)
+
+    def _shut(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            with suppress(Exception):  # it is broken, or its server gone
+                pubsub.close()
+
+
+# --- on a loop -----------------------------------------------------------------------------------------
+
+
+class LoopEars:
+    """The subscriptions of one event loop.
+
+    Args:
+        clients: of the server.
+        client: of this loop.
+        listener: is told, on the loop.
+
+    """
+
+    def __init__(self, clients: Clients, client: Any, listener: AsyncListener) -> None:
+        self.clients = clients
+        self.client = client
+        self.listener = listener
+        self._ears: dict[str, _LoopEar] = {}
+
+    async def listen(self, channel: str) -> None:
+        """Hear hints of this channel from now on; returns when the subscription stands.
+
+        Raises:
+            StoreError, StoreUnavailableError: it could not be made.
+
+        """
+        if any(channel in ear.subscription.standing for ear in self._ears.values()):
+            return
+        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await self.hear(channel, ready)
+                await ready
+        except StoreUnavailableError:
+            raise
+        except Exception as error:
+            raise spoken(error, self.clients.name, "listening for hints") from error
+
+    async def hear(
+        self, channel: str, ready: asyncio.Future[None] | None, *, but: _LoopEar | None = None
+    ) -> None:
+        """Have the ear of the right node hear it.
+
+        Args:
+            channel: what to hear.
+            ready: is told when it does.
+            but: the ear that has just failed; nothing is done where it is still the right one.
+
+        """
+        node, client = await self.clients.ahome(self.client, channel)
+        ear = self._ears.get(node)
+        if ear is not None and ear is but:
+            if client is not self.client:
+                await close_async(client)
+            return
+        if ear is None or ear.over:
+            ear = self._ears[node] = _LoopEar(self, client, own=client is not self.client)
+        elif client is not self.client:
+            await close_async(client)
+        if but is not None:
+            ear.subscription.stood.add(channel)
+        await ear.want(channel, ready)
+
+    def tidy(self) -> None:
+        """Hear no longer what nobody waits for."""
+        for channel in self.listener.idle():
+            for ear in self._ears.values():
+                ear.subscription.wanted.pop(channel, None)
+
+    def wants(self, channel: str, *, but: _LoopEar) -> bool:
+        """Whether another ear hears this, or tries to."""
+        return any(
+            channel in ear.subscription.wanted for ear in self._ears.values() if ear is not but
+        )
+
+    async def close(self) -> None:
+        """Hear nothing any longer, and give the connections back."""
+        ears, self._ears = list(self._ears.values()), {}
+        for ear in ears:
+            await ear.end()
+
+
+class _LoopEar:
+    """One connection that hears, and the task that reads it."""
+
+    def __init__(self, ears: LoopEars, client: Any, *, own: bool) -> None:
+        self.subscription = Subscription()
+        self.over = False
+        self._ears = ears
+        self._client = client
+        self._own = own
+        self._ready: dict[str, list[asyncio.Future[None]]] = {}
+        self._pubsub: Any = None
+        self._sending = asyncio.Lock()
+        self._idle = 0
+        self._task: asyncio.Task[None] | None = None
+        loop = asyncio.get_running_loop()
+        self._ticking = loop.call_later(TICK, self._tick, loop)
+
+    async def want(self, channel: str, ready: asyncio.Future[None] | None) -> None:
+        """Hear this too."""
+        self.subscription.wanted[channel] = None
+        if ready is not None:
+            if channel in self.subscription.standing:
+                ready.set_result(None)
+            else:
+                self._ready.setdefault(channel, []).append(ready)
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._run())
+        elif self._pubsub is not None:
+            with suppress(Exception):  # the task that reads finds it broken, too
+                await self._send(self._pubsub)
+
+    async def end(self) -> None:
+        """Hear nothing any longer."""
+        self.over = True
+        self._ticking.cancel()
+        task, self._task = self._task, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        await self._shut()
+        if self._own:
+            await close_async(self._client)
+
+    async def _send(self, pubsub: Any) -> None:
+        async with self._sending:
+            add, drop = self.subscription.changes()
+            cluster = self._ears.clients.cluster
+            if add:
+                await (pubsub.ssubscribe if cluster else pubsub.subscribe)(*add)
+            if drop:
+                await (pubsub.sunsubscribe if cluster else pubsub.unsubscribe)(*drop)
+
+    async def _run(self) -> None:
+        pause = FIRST
+        try:
+            while not self.over and self.subscription.wanted:
+                try:
+                    if self._pubsub is None:
+                        pubsub = self._client.pubsub()
+                        await self._send(pubsub)
+                        self._pubsub = pubsub
+                    await self._send(self._pubsub)  # what came meanwhile
+                    message = await self._pubsub.get_message(timeout=None)
+                    if message is not None:
+                        pause = FIRST
+                        await self._handle(message)
+                except Exception as error:  # noqa: BLE001 - whatever it is, hints are lost
+                    await self._broken(error)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, LONGEST)
+        finally:
+            self._ears.listener.broken(self.subscription.lost())
+
+    async def _handle(self, message: dict[str, Any]) -> None:
+        kind, channel = _kind(message), _text(message["channel"])
+        if kind in ("message", "smessage"):
+            await self._ears.listener.heard(channel, _text(message["data"]))
+        elif kind in ("subscribe", "ssubscribe"):
+            anew = self.subscription.confirmed(channel)
+            self._ears.listener.stands(channel, anew=anew)
+            for ready in self._ready.pop(channel, []):
+                if not ready.done():
+                    ready.set_result(None)
+        elif channel in self.subscription.wanted:  # the server has given its slot away
+            raise StoreUnavailableError("the slot of a channel has moved")
+
+    async def _broken(self, error: Exception) -> None:
+        lost = self.subscription.lost()
+        waiting, self._ready = self._ready, {}
+        for channel, futures in waiting.items():
+            if channel not in self.subscription.stood:
+                self.subscription.wanted.pop(channel, None)  # its caller is told, and asks anew
+            for ready in futures:
+                if not ready.done():
+                    ready.set_exception(error)
+        self._ears.listener.broken(lost)
+        await self._shut()
+        if self._ears.clients.cluster:
+            for channel in list(self.subscription.wanted):
+                with suppress(Exception):  # it is tried again when this fails again
+                    await self._ears.client.execute_command("EXISTS", channel)
+                    await self._ears.hear(channel, None, but=self)
+                    if self._ears.wants(channel, but=self):
+                        self.subscription.wanted.pop(channel, None)
+
+    async def _shut(self) -> None:
+        pubsub, self._pubsub = self._pubsub, None
+        if pubsub is not None:
+            with suppress(Exception):  # it is broken, or its server gone
+                await pubsub.aclose()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self.over:
+            return
+        self._ears.tidy()
+        self._idle = 0 if self.subscription.wanted else self._idle + 1
+        if self._idle > IDLE:
+            self.over = True
+            asyncio.ensure_future(self.end())  # noqa: RUF006 - the loop holds it while it runs
+            return
+        if self._pubsub is not None and self.subscription.sent - self.subscription.wanted.keys():
+            asyncio.ensure_future(self._tidy(self._pubsub))  # noqa: RUF006 - as above
+        self._ticking = loop.call_later(TICK, self._tick, loop)
+
+    async def _tidy(self, pubsub: Any) -> None:
+        with suppress(Exception):  # the task that reads finds it broken, too
+            await self._send(pubsub)

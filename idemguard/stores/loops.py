@@ -1,0 +1,186 @@
+"""A server's store on one event loop: a client, waiters and ears of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from idemguard.claim import Begin
+from idemguard.errors import StoreError
+from idemguard.record import Mode
+from idemguard.stores import wire
+from idemguard.stores.clients import close_async
+from idemguard.stores.ears import LoopEars
+from idemguard.stores.room import Waiter
+from idemguard.stores.talk import Request
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Callable, Iterable
+
+    from idemguard.claim import Answer, Command
+    from idemguard.record import Address, Record
+    from idemguard.stores import Unpark
+    from idemguard.stores.clients import Clients
+    from idemguard.stores.side import Side
+    from idemguard.stores.talk import Exchange, Talk
+
+
+class LoopSide:
+    """One event loop's client, waiters and ears; everything here is done on the loop.
+
+    Args:
+        clients: of the server.
+        client: of this loop.
+        talk: makes what is sent.
+        side: who waits here.
+        told: has all who wait in this process know what was answered.
+
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        client: Any,
+        talk: Talk,
+        side: Side,
+        told: Callable[[Command, list[Any], Answer], None],
+    ) -> None:
+        self.side = side
+        self._clients = clients
+        self._client = client
+        self._talk = talk
+        self._told = told
+        self._ears = LoopEars(clients, client, self)
+        self._life: AsyncGenerator[None, None] | None = None
+        self._looks: dict[Address, asyncio.Future[tuple[Record, int]]] = {}
+
+    async def open(self) -> None:
+        """Be closed when the loop is."""
+        self._life = self._living()
+        await anext(self._life)
+
+    async def _living(self) -> AsyncGenerator[None, None]:
+        # asyncio.run() ends the async generators of its loop before it closes it
+        try:
+            yield
+        finally:
+            await self._shut()
+
+    async def close(self) -> None:
+        """Give the connections back; they are opened anew when they are used again."""
+        await self._shut()
+
+    async def _shut(self) -> None:
+        await self._ears.close()
+        self.side.leave_all()
+        if self._clients.owns(self._client):
+            await close_async(self._client)
+
+    async def perform(self, command: Command) -> Answer:
+        """One command: one script."""
+        if isinstance(command, Begin) and command.mode is Mode.ENFORCE:
+            return await self._ask(command)
+        reply = await self._do(self._talk.perform(command))
+        answer = wire.answer(command, reply)
+        self._told(command, reply, answer)
+        return answer
+
+    async def _ask(self, ask: Begin) -> Answer:
+        side, loop = self.side, asyncio.get_running_loop()
+        while True:
+            landed: asyncio.Future[None] = loop.create_future()
+            answer, flight, mine = side.approach(ask, partial(_tell, landed))
+            if answer is not None:
+                return answer
+            if mine:
+                break
+            await landed
+            answer = side.joined(ask, flight)
+            if answer is not None:
+                return answer
+        try:
+            answer = wire.answer(ask, await self._do(self._talk.perform(ask)))
+        except BaseException as error:
+            side.fail(ask, flight, error)
+            raise
+        side.land(ask, flight, answer)
+        return answer
+
+    async def _do(self, exchange: Exchange) -> Any:
+        """Drive an exchange with this loop's client."""
+        try:
+            wish = next(exchange)
+            while True:
+                try:
+                    if isinstance(wish, Request):
+                        reply = await self._client.execute_command(*wish.args, NEVER_DECODE=True)
+                    else:
+                        reply = None
+                        await asyncio.sleep(wish)
+                except Exception as error:  # noqa: BLE001 - what it means is decided in the exchange
+                    wish = exchange.throw(error)
+                else:
+                    wish = exchange.send(reply)
+        except StopIteration as end:
+            return end.value
+
+    async def park(self, address: Address, holder: str | None, wake: Callable[[], None]) -> Unpark:
+        """Wait in the room, whose ears hear the hints of all processes."""
+        side, waiter = self.side, Waiter(holder, wake)
+        room, channel = side.company.room, side.enter(address, waiter)
+        try:
+            await self._ears.listen(channel)
+            over = False
+            if not side.watched(address, holder):
+                record, now = await self._look_together(address)
+                over = side.looked(address, holder, record, now)
+        except BaseException:
+            room.leave(address, waiter)
+            raise
+        if over and room.leave(address, waiter):
+            wake()
+        return room.unpark(address, waiter)
+
+    async def _look_together(self, address: Address) -> tuple[Record, int]:
+        """Read a record once for all who begin to wait at the same time."""
+        look = self._looks.get(address)
+        if look is None:
+            look = self._looks[address] = asyncio.ensure_future(self.look(address))
+            look.add_done_callback(lambda _: self._looks.pop(address, None))
+        return await asyncio.shield(look)
+
+    async def look(self, address: Address) -> tuple[Record, int]:
+        """The record as time has left it, and the server's clock."""
+        return wire.record(address, await self._do(self._talk.look(address)))
+
+    # --- what the ears tell -----------------------------------------------------------------------
+
+    def stands(self, channel: str, *, anew: bool) -> None:
+        """Hints arrive."""
+        self.side.stands(channel, anew=anew)
+
+    def broken(self, channels: Iterable[str]) -> None:
+        """Hints arrive no longer."""
+        self.side.broken(channels)
+
+    def idle(self) -> list[str]:
+        """The channels that nobody waits at."""
+        return self.side.idle()
+
+    async def heard(self, channel: str, hint: str) -> None:
+        """A hint: where many wait for a result, it is read once for all."""
+        found = self.side.hint(channel, hint)
+        if found is None:
+            return
+        address, whom = found
+        if whom == "all" and self.side.many(address):
+            with suppress(StoreError):  # then they ask themselves
+                self.side.looked(address, None, *await self.look(address))
+        self.side.call(address, whom)
+
+
+def _tell(landed: asyncio.Future[None]) -> None:
+    if not landed.done():
+        landed.set_result(None)

@@ -1,0 +1,74 @@
+"""What to do when a server does not answer a step as it should: decisions alone."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from idemguard.stores.clients import Meaning
+
+PATIENCE = 5.0  # seconds that a server is waited for that says: soon
+GRACE = 0.5  # and one that cannot be reached, so that a restart is no outage
+BRIEF = 0.25  # and by who must not be held up
+LONGEST_PAUSE = 0.1
+
+
+class Then(Enum):
+    """What to do next."""
+
+    AGAIN = auto()
+    LOAD = auto()  # with the script's text
+    ALONE = auto()  # with the record's key alone
+    GIVE_UP = auto()
+
+
+class Patience:
+    """How long one step is tried.
+
+    Args:
+        started: s, by any clock.
+        brief: the caller must not be held up.
+        grace: how long one that cannot be reached is tried, s.
+
+    """
+
+    def __init__(self, started: float, *, brief: bool, grace: float = GRACE) -> None:
+        self._started = started
+        self._brief = brief
+        self._grace = min(GRACE, grace)
+        self._tries = 0
+        self.pause = 0.0  # seconds before the next try
+
+    def after(
+        self, meaning: Meaning, now: float, *, connecting: bool, cold: bool, alone: bool
+    ) -> Then:
+        """What to do after a failure.
+
+        Args:
+            meaning: of the error.
+            now: s, by the same clock.
+            connecting: there was no connection yet.
+            cold: the script was sent by its name.
+            alone: the step went to the record's key alone.
+
+        """
+        self._tries += 1
+        self.pause = 0.0
+        if meaning is Meaning.COLD and cold:
+            return Then.LOAD
+        if meaning is Meaning.MOVING and not alone:
+            return Then.ALONE
+        if meaning is Meaning.REFUSED:
+            return Then.GIVE_UP
+        passed = now - self._started
+        if meaning is Meaning.AWAY:
+            limit = self._grace
+            if not connecting and self._tries == 1 and (not self._brief or passed < BRIEF):
+                return Then.AGAIN  # it broke in use: another connection may hold
+        else:
+            limit = PATIENCE
+        if self._brief:
+            limit = min(limit, BRIEF)
+        if passed >= limit:
+            return Then.GIVE_UP
+        self.pause = min(LONGEST_PAUSE, 0.005 * 2 ** min(self._tries, 8))
+        return Then.AGAIN

@@ -1,0 +1,54 @@
+"""The Lua scripts that a Redis server performs commands with: which parts each is made of."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from importlib import resources
+from typing import NamedTuple
+
+_COMMAND = ("form", "record", "windows")
+_PARTS = {
+    **dict.fromkeys(
+        (
+            "begin",
+            "renew",
+            "complete",
+            "release",
+            "withdraw",
+            "forget",
+            "resolve",
+            "sweep",
+            "share",
+        ),
+        _COMMAND,
+    ),
+    "look": ("form", "record", "reading"),
+    "read": ("form", "reading"),
+    "prune": ("form",),
+    "pour": (),
+    "tallies": (),
+    "overdue": (),
+    "secret": (),
+}
+NAMES = tuple(_PARTS)
+
+
+class Script(NamedTuple):
+    """A script, and what the server calls it once it has seen it."""
+
+    name: str
+    text: str
+    sha: str
+
+
+@cache
+def script(name: str) -> Script:
+    """The script of this name."""
+    text = "\n".join(_part(part) for part in (*_PARTS[name], name))
+    return Script(name, text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
+
+
+@cache
+def _part(name: str) -> str:
+    return (resources.files("idemguard.stores") / "lua" / f"{name}.lua").read_text("utf-8")

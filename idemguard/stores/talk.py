@@ -1,0 +1,190 @@
+"""How steps are sent to a server, and what is done when it does not answer as it should.
+
+Pure but for the clock of patience: an exchange yields what to send, or seconds to rest; whoever
+drives it does the I/O, with a sync client or on a loop, and throws in what the client raises.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from idemguard.claim import Renew
+from idemguard.errors import StoreError, StoreUnavailableError
+from idemguard.stores import wire
+from idemguard.stores.clients import connecting, meaning, spoken
+from idemguard.stores.patience import Patience, Then
+from idemguard.stores.scripts import script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+
+    from idemguard.claim import Command
+    from idemguard.record import Address
+    from idemguard.stores.clients import Clients
+
+REGISTERED = 400 * 86_400_000  # ms that a namespace is remembered after a process began to write
+AWAY = 0.5  # seconds after an outage in which who must not be held up does not try
+READING, BOOKING = "reading the ledger", "booking calls"
+
+
+class Request:
+    """What is sent to the server: a script by its name, or with its text, or a plain command."""
+
+    __slots__ = ("args", "key")
+
+    def __init__(self, args: tuple[Any, ...], key: str) -> None:
+        self.args = args
+        self.key = key
+
+
+Exchange: TypeAlias = "Generator[Request | float, Any, Any]"
+
+
+class Talk:
+    """What one process, or one loop, sends to the server.
+
+    Args:
+        clients: of the server.
+        clock: tells ms, for tests; None: the server's.
+        name: of the process that speaks.
+        namespaces: those that this process has written to.
+
+    """
+
+    def __init__(
+        self,
+        clients: Clients,
+        clock: Callable[[], int] | None,
+        name: str,
+        namespaces: set[str],
+    ) -> None:
+        self._clients = clients
+        self._namespaces = namespaces
+        self._clock = clock
+        self._verb = "SPUBLISH" if clients.cluster else "PUBLISH"
+        self.name = name
+        self._loaded: set[str] = set()  # scripts that the server has seen
+        self._away_until = 0.0
+
+    def now(self) -> int | str:
+        """The clock that scripts go by."""
+        return "" if self._clock is None else self._clock()
+
+    def perform(self, command: Command) -> Exchange:
+        """Have a script perform a command; gives its reply."""
+        step, namespace = wire.step(command), command.address.namespace
+        doing = f"{step.script} of task {command.address.fingerprint[:16]}"
+        if namespace not in self._namespaces:
+            if self._clients.cluster:
+                entry = ("SADD", wire.NAMESPACES, wire.in_registry(namespace))
+                yield from self.plain(entry, wire.NAMESPACES, doing)
+                life = ("PEXPIRE", wire.NAMESPACES, REGISTERED)
+                yield from self.plain(life, wire.NAMESPACES, doing)
+            else:
+                step = step._replace(keys=(*step.keys, wire.NAMESPACES))
+        brief = getattr(command, "brief", False) and type(command) is not Renew
+        reply = yield from self.step(step, doing, brief=brief)
+        self._namespaces.add(namespace)
+        return reply
+
+    def look(self, address: Address) -> Exchange:
+        """Have a record read; gives its reply."""
+        return self.step(wire.look(address), READING)
+
+    def step(self, step: wire.Step, doing: str, *, brief: bool = False) -> Exchange:
+        """Have a script do one step on one record; gives its reply."""
+        args = (self.now(), self._verb, self.name, step.retention, *step.args)
+        reply = yield from self.run(
+            step.script, step.keys, args, doing, brief=brief, divisible=True
+        )
+        if reply.__class__ is list and wire.elsewhere(reply):
+            content = yield from self.plain(
+                ("HMGET", step.keys[1], "source", "spent", "codec", "data"), step.keys[1], doing
+            )
+            if None in content:
+                raise StoreUnavailableError(
+                    f"{doing} at {self._clients.name} failed for now: the slot of its result is moving"
+                )
+            reply = wire.completed(reply, content)
+        return reply
+
+    def run(
+        self, name: str, keys: tuple[str, ...], args: tuple[Any, ...], doing: str,
+        *, brief: bool = False, divisible: bool = False,
+    ) -> Exchange:  # fmt: skip
+        """Run a script; gives its reply.
+
+        Args:
+            name: of the script.
+            keys: that it may touch.
+            args: of its own.
+            doing: what that is, for messages.
+            brief: the caller must not be held up.
+            divisible: it can go to the first key alone while the slot is moving.
+
+        Raises:
+            StoreError, StoreUnavailableError: as the server, or its absence, says.
+
+        """
+        if brief and time.monotonic() < self._away_until:
+            raise StoreUnavailableError(
+                f"{doing} at {self._clients.name} was not tried: it did not answer just now"
+            )
+        lua, load = script(name), name not in self._loaded
+        patience: Patience | None = None
+        while True:
+            head = ("EVAL", lua.text) if load else ("EVALSHA", lua.sha)
+            try:
+                reply = yield Request((*head, len(keys), *keys, *args), keys[0])
+            except Exception as error:  # noqa: BLE001 - what it means is decided below
+                if patience is None:
+                    patience = Patience(time.monotonic(), brief=brief, grace=self._grace())
+                then = self._after(
+                    error, patience, doing, cold=not load, alone=not divisible or len(keys) == 1
+                )
+                if then is Then.LOAD:
+                    load = True
+                elif then is Then.ALONE:
+                    keys = keys[:1]
+                elif patience.pause:
+                    yield patience.pause
+            else:
+                if load:
+                    self._loaded.add(name)
+                return reply
+
+    def plain(self, args: tuple[Any, ...], key: str, doing: str) -> Exchange:
+        """Send a plain command; gives its reply."""
+        patience: Patience | None = None
+        while True:
+            try:
+                return (yield Request(args, key))
+            except Exception as error:  # noqa: BLE001 - what it means is decided below
+                if patience is None:
+                    patience = Patience(time.monotonic(), brief=False, grace=self._grace())
+                self._after(error, patience, doing, cold=False, alone=True)
+                if patience.pause:
+                    yield patience.pause
+
+    def _grace(self) -> float:
+        return getattr(self._clients, "connect_timeout", None) or 1.0
+
+    def _after(
+        self, error: Exception, patience: Patience, doing: str, *, cold: bool, alone: bool
+    ) -> Then:
+        if isinstance(error, StoreError):
+            raise error
+        means = meaning(error)
+        if means is None:
+            raise StoreError(
+                f"{doing} at {self._clients.name} failed: {type(error).__name__}: {error}"
+            ) from error
+        reaching = connecting(error)
+        then = patience.after(means, time.monotonic(), connecting=reaching, cold=cold, alone=alone)
+        if then is Then.GIVE_UP:
+            said = spoken(error, self._clients.name, doing)
+            if isinstance(said, StoreUnavailableError):
+                self._away_until = time.monotonic() + AWAY
+            raise said from error
+        return then
