@@ -11,12 +11,14 @@ import time
 from concurrent.futures import Future
 
 import pytest
+from workers.lab import Lab, Pool
 
 from idemguard import Guard, context, engine, log
 from idemguard.errors import StoreUnavailableError
 from idemguard.stores import memory
 from idemguard.stores.bridge import Direct, InThread
 from idemguard.stores.memory import MemoryStore
+from idemguard.stores.redis import RedisStore
 from idemguard.stores.sqlite import SqliteStore
 
 pytest_plugins = ("servers.fixtures",)
@@ -69,16 +71,40 @@ def clock():
     return Clock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "redis"])
 def store(request, tmp_path):
     """A fresh store of each kind; with `clock` where the test has one."""
     clock = request.getfixturevalue("clock") if "clock" in request.fixturenames else None
     if request.param == "memory":
         made = MemoryStore(clock)
-    else:
+    elif request.param == "sqlite":
         made = SqliteStore(tmp_path / "guard.db", clock=clock)
+    else:
+        made = RedisStore(request.getfixturevalue("redis_url"), clock=clock)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory):
+    """Worker processes, for the tests of a file."""
+    made = Pool(tmp_path_factory.mktemp("pool"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def lab(request, tmp_path, pool):
+    """Worker processes around a store of each shared kind; `memory` where a test asks for it."""
+    url = {
+        "memory": lambda: "memory://",
+        "sqlite": lambda: None,
+        "redis": lambda: request.getfixturevalue("redis_url"),
+    }[request.param]()
+    made = Lab(tmp_path, pool, url)
+    yield made
+    made.close()
+    pool.back()
 
 
 class Tapped:

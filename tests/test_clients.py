@@ -303,7 +303,7 @@ def test_without_a_word_of_it_in_the_url_a_client_waits_for_little_and_repeats_n
     assert (pool.max_connections, pool.timeout) == (50, 5)
     assert one(client)["socket_connect_timeout"] == 2
     assert one(client)["socket_timeout"] == 5
-    assert one(client)["retry"].get_retries() == 0
+    assert one(client)["retry"]._retries == 0
     assert not one(client).get("decode_responses")
     clients.close()
 
@@ -338,7 +338,8 @@ def test_the_urls_own_options_count():
 def test_a_connection_begins_with_nothing_but_a_greeting(proxy):
     both_work(Clients.from_url(proxy.url))
     noted = [note.frame[0] for note in proxy.noted()]
-    assert noted == [b"HELLO", b"SET", b"HELLO", b"GET"]
+    greeting = [b"HELLO"] * (noted[0] == b"HELLO")  # none where RESP2 is what redis-py begins with
+    assert noted == [*greeting, b"SET", *greeting, b"GET"]
 
 
 def test_each_kind_of_url_reaches_its_server(standalone, tls, cluster, sentinel):
@@ -794,7 +795,7 @@ REFUSED = {
     "script": (("EVAL", "return redis.call('INCR', KEYS[1])", 1, "list"), {}, "WRONGTYPE"),
     "unknown command": (("HELO", SECRET), {}, "unknown command"),
     "wrong arguments": (("GET",), {}, "wrong number of arguments"),
-    "no database": (("PING",), {"db": 99}, "out of range"),
+    "no database": (("PING",), {"db": 99_999}, "out of range"),
 }
 
 
@@ -1035,13 +1036,21 @@ def test_tls_with_a_server_that_speaks_none(api, standalone):
     assert meaning(error) in (Meaning.REFUSED, Meaning.AWAY)
 
 
+def taken_from(pool):
+    """A connection of a pool, which some versions give for a command alone."""
+    try:
+        return pool.get_connection()
+    except TypeError:
+        return pool.get_connection("PING")
+
+
 @pytest.mark.parametrize("pool", ["ConnectionPool", "BlockingConnectionPool"])
 def test_a_pool_that_is_used_up(api, pool, standalone):
     library = importlib.import_module(api)
     options = {"timeout": 0.05} if pool == "BlockingConnectionPool" else {}
 
     async def take(pool):
-        taken = pool.get_connection() if api.startswith("redis") else pool.get_connection("PING")
+        taken = taken_from(pool)
         return await taken if asyncio.iscoroutine(taken) else taken
 
     async def main():
@@ -1065,7 +1074,7 @@ def test_a_clusters_pool_that_is_used_up_is_no_broken_node(cluster):
     clients = Clients.from_url(cluster.url + "?max_connections=1&timeout=0.05")
     plain = clients.plain()
     _, node = clients.home(plain, "k")
-    held = node.connection_pool.get_connection()
+    held = taken_from(node.connection_pool)
     cluster.forget()
     with pytest.raises(redis.RedisError) as caught:
         plain.get("k")

@@ -7,48 +7,28 @@ import logging
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from workers.lab import Lab, Pool, found_a_claim, until
+from workers.lab import Lab, found_a_claim, until
 from workers.stores import Watched
 
 from idemguard import Guard, capture, current, record_usage, task_fingerprint
 from idemguard.claim import Begin, Claimed, Complete, InFlight, Renew, Replay
 from idemguard.errors import LeaseLostError
 from idemguard.record import Caller
-from idemguard.stores.memory import MemoryStore
-from idemguard.stores.sqlite import SqliteStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from idemguard.stores import Store
 
 SLACK = 1.0  # seconds that a machine under load may be late
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
-    pool = Pool(tmp_path_factory.mktemp("pool"))
-    yield pool
-    pool.close()
-
-
 @pytest.fixture
-def lab(tmp_path: Path, pool: Pool) -> Iterator[Lab]:
-    lab = Lab(tmp_path, pool)
-    yield lab
-    lab.close()
-    pool.back()
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-def real(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    store: Store = MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "own.db")
-    yield store
-    store.close()
+def real(store: Store) -> Store:
+    return store
 
 
 # --- long bodies ---------------------------------------------------------------------------------

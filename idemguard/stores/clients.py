@@ -15,6 +15,7 @@ from enum import Enum, auto
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from queue import Full, SimpleQueue
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, unquote
 from weakref import WeakSet, ref
@@ -127,6 +128,19 @@ class Clients:
         self._made = WeakSet()
         self._loop = None
         self._inherited = True
+
+    def spoilt(self, client: Any) -> None:
+        """An interrupt has hit a sync client, which may hold half an exchange: use it no longer.
+
+        One that was handed over stays in use.
+        """
+        with self._lock:
+            if client is None or self._plain is not client:
+                return
+            self._plain = None  # and others end what they do with it
+        places = getattr(getattr(client, "connection_pool", None), "pool", None)
+        if isinstance(places, Places):
+            places.clear()
 
     def close(self) -> None:
         """Close the sync client if it is ours; the next use makes a new one."""
@@ -272,6 +286,7 @@ def _settings(target: _Target, pool: Any, connection: Any, home: str) -> dict[st
         "connection_class": connection,
         "max_connections": target.size,
         "timeout": target.wait,
+        **({} if home.endswith(".asyncio") else {"queue_class": Places}),
         **_only(target.options, connection),
         **_calm(connection, home, pool),
     }
@@ -392,9 +407,54 @@ def _blocking(managed: Any, blocking: Any) -> Any:
     return BlockingSentinelPool
 
 
+class Places:
+    """The places of a pool; no interrupt can leave a lock of theirs behind, as a LifoQueue's.
+
+    Args:
+        size: how many there are.
+
+    Attributes:
+        queue: connections that are free.
+
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: SimpleQueue[None] = SimpleQueue()
+        self.queue: list[Any] = []
+
+    def put_nowait(self, connection: Any) -> None:
+        """Free a place, with a connection or with none."""
+        if self._free.qsize() >= self._size:
+            raise Full
+        if connection is not None:
+            self.queue.append(connection)
+        self._free.put(None)
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Any:
+        """Take a place, and the connection that was used last, if any is free; else None."""
+        self._free.get(block, timeout)
+        return self._pop()
+
+    def clear(self) -> None:
+        """Close the connections that are free."""
+        while (connection := self._pop()) is not None:
+            with suppress(Exception):  # as in close_async
+                connection.disconnect()
+
+    def _pop(self) -> Any:
+        try:
+            return self.queue.pop()
+        except IndexError:
+            return None
+
+
 @cache
 def _node_pool(blocking: Any, exhausted: type[Exception]) -> Any:
     class BlockingNodePool(blocking):  # type: ignore[misc]
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **{"queue_class": Places} | options)
+
         def get_connection(self, *args: Any, **options: Any) -> Any:
             try:
                 return super().get_connection(*args, **options)
@@ -934,6 +994,11 @@ def connecting(error: BaseException) -> bool:
     return isinstance(error, ConnectionRefusedError) or type(error).__name__ == "gaierror"
 
 
+def stumbled(error: BaseException | None) -> bool:
+    """Whether a script ended at something that it did not expect, as in a damaged record."""
+    return error is not None and _code(error) == "ERR" and "user_script:" in str(error)
+
+
 def spoken(error: BaseException, name: str, doing: str) -> StoreError:
     """The error in words: what was tried and where, what came back, what to do.
 
@@ -1030,6 +1095,8 @@ _ADVICE = (
     ("Authentication required", "give user and password in the URL"),
     ("WRONGPASS", "check user and password"),
     ("invalid username-password", "check user and password"),
+    ("access a channel", "permit its channels in the server's ACL: &idemguard:*"),
+    ("one of the channels", "permit its channels in the server's ACL: &idemguard:*"),
     ("NOPERM", "give this user the right in the server's ACL"),
     ("OOM", "the server's maxmemory is used up, and nothing there may be evicted"),
     ("READONLY", "it is a replica: name the primary, or its sentinels by redis+sentinel://"),
@@ -1038,5 +1105,8 @@ _ADVICE = (
     ("MOVED", "it is a node of a cluster: redis+cluster://"),
     ("ASK", "it is a node of a cluster: redis+cluster://"),
     ("Cluster mode is not enabled", "it is no cluster: redis://"),
+    ("DAMAGED", "forget() the task to drop it"),
+    (" on @user_script", "what is kept of the task may be damaged; forget() it to drop that"),
+    ("Error running script", "what is kept of the task may be damaged; forget() it to drop that"),
     ("unknown command", "the server is too old, or the command is renamed there"),
 )

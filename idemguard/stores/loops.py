@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from idemguard.claim import Begin
 from idemguard.errors import StoreError
 from idemguard.record import Mode
-from idemguard.stores import wire
 from idemguard.stores.clients import close_async
 from idemguard.stores.ears import LoopEars
 from idemguard.stores.room import Waiter
@@ -54,7 +53,8 @@ class LoopSide:
         self._told = told
         self._ears = LoopEars(clients, client, self)
         self._life: AsyncGenerator[None, None] | None = None
-        self._looks: dict[Address, asyncio.Future[tuple[Record, int]]] = {}
+        self.over = False  # the loop is about to be closed
+        self._looks: dict[tuple[Address, int], asyncio.Future[tuple[Record, int]]] = {}
 
     async def open(self) -> None:
         """Be closed when the loop is."""
@@ -66,6 +66,7 @@ class LoopSide:
         try:
             yield
         finally:
+            self.over = True
             await self._shut()
 
     async def close(self) -> None:
@@ -83,7 +84,7 @@ class LoopSide:
         if isinstance(command, Begin) and command.mode is Mode.ENFORCE:
             return await self._ask(command)
         reply = await self._do(self._talk.perform(command))
-        answer = wire.answer(command, reply)
+        answer = self._talk.answer(command, reply)
         self._told(command, reply, answer)
         return answer
 
@@ -101,9 +102,9 @@ class LoopSide:
             if answer is not None:
                 return answer
         try:
-            answer = wire.answer(ask, await self._do(self._talk.perform(ask)))
+            answer = self._talk.answer(ask, await self._do(self._talk.perform(ask)))
         except BaseException as error:
-            side.fail(ask, flight, error)
+            side.fail(ask, error)
             raise
         side.land(ask, flight, answer)
         return answer
@@ -115,6 +116,8 @@ class LoopSide:
             while True:
                 try:
                     if isinstance(wish, Request):
+                        if self._clients.cluster:  # before, it would send plain commands anywhere
+                            await self._client.initialize()
                         reply = await self._client.execute_command(*wish.args, NEVER_DECODE=True)
                     else:
                         reply = None
@@ -145,15 +148,17 @@ class LoopSide:
 
     async def _look_together(self, address: Address) -> tuple[Record, int]:
         """Read a record once for all who begin to wait at the same time."""
-        look = self._looks.get(address)
+        # what was read before the last hint need not show what it hinted at
+        about = address, self.side.heard(address)
+        look = self._looks.get(about)
         if look is None:
-            look = self._looks[address] = asyncio.ensure_future(self.look(address))
-            look.add_done_callback(lambda _: self._looks.pop(address, None))
+            look = self._looks[about] = asyncio.ensure_future(self.look(address))
+            look.add_done_callback(lambda _: self._looks.pop(about, None))
         return await asyncio.shield(look)
 
     async def look(self, address: Address) -> tuple[Record, int]:
         """The record as time has left it, and the server's clock."""
-        return wire.record(address, await self._do(self._talk.look(address)))
+        return self._talk.record(address, await self._do(self._talk.look(address)))
 
     # --- what the ears tell -----------------------------------------------------------------------
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import copy
 import heapq
 import os
 import queue
@@ -12,7 +13,7 @@ import threading
 import time
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
 from idemguard.claim import Begin
@@ -43,6 +44,9 @@ BATCH = 200  # records read by one script
 THREADS = 8  # for calls on a loop where there is a sync client alone
 SECRET_LIVES = 400 * 86_400_000  # ms after its last use
 TENDED = 55_000  # ms between two removals of what is over, of all processes together
+
+# who waits for a record that another thread reads
+Looking: TypeAlias = "list[queue.SimpleQueue[tuple[Record, int] | StoreError | None]]"
 
 
 class RedisStore:
@@ -75,6 +79,7 @@ class RedisStore:
         self._ears = Ears(self._clients, _Hearing(self._side, self.look))
         self._loops: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopSide] = WeakKeyDictionary()
         self._bridge: InThread | None = None
+        self._looks: dict[tuple[Address, int], Looking] = {}
 
     def __repr__(self) -> str:
         return f"RedisStore({self._clients.name!r})"
@@ -104,7 +109,7 @@ class RedisStore:
         if isinstance(command, Begin) and command.mode is Mode.ENFORCE:
             return self._ask(command)
         reply = self._do(self._talk.perform(command))
-        answer = wire.answer(command, reply)
+        answer = self._talk.answer(command, reply)
         self.told(command, reply, answer)
         return answer
 
@@ -116,6 +121,13 @@ class RedisStore:
                 here.side.told(command, reply, answer)
 
     def _ask(self, ask: Begin) -> Answer:
+        try:
+            return self._asked(ask)
+        except BaseException as error:
+            self._side.fail(ask, error)
+            raise
+
+    def _asked(self, ask: Begin) -> Answer:
         side = self._side
         while True:
             landed: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -128,22 +140,20 @@ class RedisStore:
             answer = side.joined(ask, flight)
             if answer is not None:
                 return answer
-        try:
-            answer = wire.answer(ask, self._do(self._talk.perform(ask)))
-        except BaseException as error:
-            side.fail(ask, flight, error)
-            raise
+        answer = self._talk.answer(ask, self._do(self._talk.perform(ask)))
         side.land(ask, flight, answer)
         return answer
 
     def _do(self, exchange: Exchange) -> Any:
         """Drive an exchange with the sync client."""
+        client = None
         try:
             wish = next(exchange)
             while True:
                 try:
                     if isinstance(wish, Request):
-                        reply = self._clients.plain().execute_command(*wish.args, NEVER_DECODE=True)
+                        client = self._clients.plain()
+                        reply = client.execute_command(*wish.args, NEVER_DECODE=True)
                     else:
                         reply = None
                         time.sleep(wish)
@@ -153,6 +163,10 @@ class RedisStore:
                     wish = exchange.send(reply)
         except StopIteration as end:
             return end.value
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._clients.spoilt(client)
+            raise
 
     # --- on event loops -------------------------------------------------------------------------
 
@@ -173,17 +187,20 @@ class RedisStore:
         loop = asyncio.get_running_loop()
         here = self._loops.get(loop)
         if here is not None:
-            return here
+            return self._threads() if here.over else here
         client = self._clients.on_loop()
         if client is None:  # short steps in threads; a waiter takes up none
-            with self._lock:
-                self._bridge = self._bridge or InThread(self, THREADS)
-            return self._bridge
+            return self._threads()
         talk = Talk(self._clients, self._clock, self._name, self._namespaces)
         side = Side(self._name, self._books)
         here = self._loops[loop] = LoopSide(self._clients, client, talk, side, self.told)
         await here.open()
         return here
+
+    def _threads(self) -> InThread:
+        with self._lock:
+            self._bridge = self._bridge or InThread(self, THREADS)
+        return self._bridge
 
     # --- waiting --------------------------------------------------------------------------------
 
@@ -204,14 +221,46 @@ class RedisStore:
         return room.unpark(address, waiter)
 
     def _over(self, address: Address, holder: str | None) -> bool:
-        record, now = self.look(address)
+        record, now = self._look_together(address)
         return self._side.looked(address, holder, record, now)
+
+    def _look_together(self, address: Address) -> tuple[Record, int]:
+        """Read a record once for all who begin to wait at the same time."""
+        while True:
+            about = address, self._side.heard(address)  # as on a loop
+            landed: queue.SimpleQueue[tuple[Record, int] | StoreError | None] = queue.SimpleQueue()
+            mine: Looking | None = None
+            found: tuple[Record, int] | StoreError | None = None
+            try:  # an interrupt may come at any moment, and nobody else must wait for it
+                with self._lock:
+                    others = self._looks.get(about)
+                    if others is None:
+                        mine = self._looks[about] = []
+                    else:
+                        others.append(landed)
+                if mine is not None:
+                    found = self.look(address)
+                    return found
+            except StoreError as error:
+                found = error
+                raise
+            finally:
+                if mine is not None:
+                    with self._lock:
+                        self._looks.pop(about, None)
+                    for other in mine:
+                        other.put(found)
+            found = landed.get()
+            if isinstance(found, StoreError):
+                raise copy.copy(found)
+            if found is not None:
+                return found
 
     # --- reading --------------------------------------------------------------------------------
 
     def look(self, address: Address) -> tuple[Record, int]:
         """The record as time has left it, and the server's clock."""
-        return wire.record(address, self._do(self._talk.look(address)))
+        return self._talk.record(address, self._do(self._talk.look(address)))
 
     def addresses(self, namespace: str, prefix: str) -> list[Address]:
         """Where there are records whose fingerprint starts so, oldest first."""
@@ -237,17 +286,10 @@ class RedisStore:
         found = []
         for address, one in zip(where, told, strict=True):
             if one == b"DAMAGED":
-                raise self._damaged(address)
+                raise self._talk.damaged(address)
             if one:
                 found.append((address, (one[0], one[1])))
         return found
-
-    def _damaged(self, address: Address) -> StoreError:
-        return StoreError(
-            f"{self._clients.name}: the record of task {address.fingerprint[:16]} is damaged; "
-            "forget() the task to drop it",
-            fingerprint=address.fingerprint,
-        )
 
     def _plain(self, key: str, *args: Any) -> Any:
         return self._do(self._talk.plain(args, key, READING))
@@ -297,7 +339,7 @@ class RedisStore:
         lines: dict[tuple[str, str], Execution] = {}
         for address, (_, told) in self._read(where):
             for one in told:
-                line = wire.execution(address, one)
+                line = self._talk.execution(address, one)
                 lines[wire.name(address), line.execution_id] = line
         for member, named in names.items():
             line_there = lines.get(named)
@@ -403,8 +445,10 @@ class _OnLoops:
 
     async def perform(self, command: Command) -> Answer:
         """As the store does."""
-        here = await self._store.here()
-        return await asyncio.shield(asyncio.ensure_future(here.perform(command)))
+        return await asyncio.shield(asyncio.ensure_future(self._perform(command)))
+
+    async def _perform(self, command: Command) -> Answer:
+        return await (await self._store.here()).perform(command)
 
     async def park(self, address: Address, holder: str | None, wake: Callable[[], None]) -> Unpark:
         """As the store does."""

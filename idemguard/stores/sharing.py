@@ -33,6 +33,7 @@ class Shared:
         "holder",
         "lease_ends",
         "listening",
+        "minded",
         "payload",
         "period",
         "quiet_until",
@@ -50,6 +51,7 @@ class Shared:
         self.watched = False  # its end would be heard
         self.lease_ends = self.quiet_until = 0  # local
         self.period = 0  # of renewals, ms
+        self.minded = False  # it is seen to that renewals are heard
         self.doubled: str | None = None  # id of the leader that has a fallback beside it
         self.payload: str | None = None  # digest of those who were told of the holder
         self.runs = 0
@@ -150,6 +152,12 @@ class Shared:
         mine = self.holder is not None and self.holder.id == holder
         return mine and self.watched and now < self.quiet_until
 
+    def silence(self, now: int) -> int:
+        """How many ms there may be silence; 0: the leader should have been heard by now."""
+        if not self.watched:
+            return self.period
+        return max(0, self.quiet_until - now)
+
     def _store_time(self, now: int) -> int:
         store, local = self.told
         return store + now - local
@@ -158,9 +166,10 @@ class Shared:
 class Flight:
     """One call asks the server; those that come meanwhile with the same question wait for its answer."""
 
-    __slots__ = ("answer", "error", "heard", "joiners", "landed")
+    __slots__ = ("answer", "error", "heard", "joiners", "landed", "nonce")
 
-    def __init__(self, heard: int) -> None:
+    def __init__(self, nonce: str, heard: int) -> None:
+        self.nonce = nonce  # whose it is
         self.heard = heard
         self.landed = False
         self.answer: Answer | None = None
@@ -214,15 +223,15 @@ class Company:
         """The flight that a call is to wait for, or its own."""
         about = question(ask)
         flight = self._flights.get(about)
-        if flight is not None:
+        if flight is not None and not flight.landed:
             return flight, False
         shared = self.known.get(ask.address)
-        flight = self._flights[about] = Flight(0 if shared is None else shared.heard)
+        flight = Flight(ask.nonce, 0 if shared is None else shared.heard)
+        self._flights[about] = flight
         return flight, True
 
     def land(self, ask: Begin, flight: Flight, answer: Answer, now: int) -> None:
         """The server has answered a flight."""
-        self._flights.pop(question(ask), None)
         shared = self.known.get(ask.address)
         if shared is None and (flight.joiners or isinstance(answer, InFlight)):
             shared = self.shared(ask.address)
@@ -230,10 +239,19 @@ class Company:
             shared.learn(ask, answer, now)
         flight.answer, flight.landed = answer, True
 
-    def fail(self, ask: Begin, flight: Flight, error: BaseException) -> None:
-        """A flight has brought no answer."""
-        self._flights.pop(question(ask), None)
-        flight.error, flight.landed = error, True
+    def fail(self, ask: Begin, error: BaseException) -> Flight | None:
+        """The asker gives up: its own flight, if there is one, brings no answer."""
+        flight = self._flights.get(question(ask))
+        if flight is None or flight.nonce != ask.nonce:
+            return None
+        if not flight.landed:
+            flight.error, flight.landed = error, True
+        return flight
+
+    def over(self, ask: Begin, flight: Flight) -> None:
+        """All who waited for a flight know what it brought."""
+        if self._flights.get(question(ask)) is flight:
+            del self._flights[question(ask)]
 
     def joined(self, ask: Begin, flight: Flight, now: int) -> Answer | None:
         """What a call is told that waited for another's flight; None: it must ask itself."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 import threading
 import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 from idemguard.claim import Complete, Renew, Renewed, waits
 from idemguard.errors import StoreError, StoreUnavailableError
@@ -19,8 +23,9 @@ if TYPE_CHECKING:
     from idemguard.claim import Answer, Begin, Command
     from idemguard.record import Address, Record
     from idemguard.stores.room import Waiter
-    from idemguard.stores.sharing import Flight
+    from idemguard.stores.sharing import Flight, Shares
 
+LEAST = 50  # ms between two looks whether the leader was heard
 BOOKED = 0.05  # seconds until the calls that others spoke for are booked
 
 
@@ -32,46 +37,79 @@ class Books:
 
     """
 
-    def __init__(self, tell: Callable[[Address, int, dict[str, list[int]]], None]) -> None:
+    def __init__(self, tell: Callable[[Address, int, Shares], None]) -> None:
         self._lock = threading.RLock()
+        self._telling = threading.RLock()  # who wants all booked waits for what is on its way
         self._tell = tell
-        self._owed: dict[Address, tuple[int, dict[str, list[int]]]] = {}
+        self._owed: dict[Address, tuple[int, Shares]] = {}
         self._due = False
+        self._ends = False  # it is seen to that all is booked when the process ends
 
     def add(self, ask: Begin, reused: bool) -> None:
         """One call: that it found the claim, or reused the result."""
         name = wire.label(ask.caller.task_type, ask.caller.agent)
         with self._lock:
-            _, shares = self._owed.setdefault(ask.address, (ask.retention, {}))
-            shares.setdefault(name, [0, 0])[reused] += 1
+            self._owe(ask.address, ask.retention, {name: [not reused, reused]})
             if self._due:
                 return
             self._due = True
+        if not self._ends:
+            self._ends = True
+            self._see_to_the_end()
         heart.after(BOOKED, self._later)
 
+    def _see_to_the_end(self) -> None:
+        # a process that multiprocessing has forked ends without what `atexit` knows
+        util = sys.modules.get("multiprocessing.util")
+        if util is not None:
+            util.Finalize(self, _settle, args=(ref(self),), exitpriority=10)
+
+    def _owe(self, address: Address, retention: int, shares: Shares) -> None:
+        _, there = self._owed.setdefault(address, (retention, {}))
+        for name, (found, reused) in shares.items():
+            counts = there.setdefault(name, [0, 0])
+            counts[0] += found
+            counts[1] += reused
+
     def _later(self) -> float | None:
+        pause = BOOKED
         try:
             self.settle()
         except StoreUnavailableError:
-            return 1.0
+            pause = 1.0
         except StoreError:
-            return None  # it will not be taken
-        return None
+            pass  # it will not be taken
+        with self._lock:
+            self._due = bool(self._owed)
+            return pause if self._due else None
 
     def settle(self) -> None:
-        """Book all."""
-        while True:
+        """Book all that there is."""
+        with self._telling:
             with self._lock:
-                if not self._owed:
-                    self._due = False
-                    return
-                address, (retention, shares) = self._owed.popitem()
+                owed, self._owed = self._owed, {}
             try:
-                self._tell(address, retention, shares)
-            except StoreUnavailableError:
+                while owed:
+                    address, (retention, shares) = next(iter(owed.items()))
+                    try:
+                        self._tell(address, retention, shares)
+                    except StoreUnavailableError:
+                        raise
+                    except StoreError:
+                        del owed[address]
+                        raise
+                    del owed[address]
+            finally:
                 with self._lock:
-                    self._owed.setdefault(address, (retention, shares))
-                raise
+                    for address, (retention, shares) in owed.items():
+                        self._owe(address, retention, shares)
+
+
+def _settle(books: ref[Books]) -> None:
+    there = books()
+    if there is not None:
+        with suppress(StoreError):
+            there.settle()
 
 
 def _local() -> int:
@@ -117,15 +155,20 @@ class Side:
         """The asker's own flight has brought an answer."""
         with self.lock:
             self.company.land(ask, flight, answer, _local())
-        for wake in flight.joiners:
-            wake()
+        self._landed(ask, flight)
 
-    def fail(self, ask: Begin, flight: Flight, error: BaseException) -> None:
-        """It has brought none."""
+    def fail(self, ask: Begin, error: BaseException) -> None:
+        """The asker gives up, at whatever moment; nobody goes on waiting for its flight."""
         with self.lock:
-            self.company.fail(ask, flight, error)
+            flight = self.company.fail(ask, error)
+        if flight is not None:
+            self._landed(ask, flight)
+
+    def _landed(self, ask: Begin, flight: Flight) -> None:
         for wake in flight.joiners:
             wake()
+        with self.lock:
+            self.company.over(ask, flight)
 
     def joined(self, ask: Begin, flight: Flight) -> Answer | None:
         """What somebody else's flight has brought; None: ask again.
@@ -167,10 +210,32 @@ class Side:
         """Wait from now on; the channel to listen to."""
         channel = wire.keys(address)[0]
         with self.lock:
-            self.company.shared(address)
+            shared = self.company.shared(address)
             self._addresses[channel] = address
-        self.company.room.enter(address, waiter)
+            self.company.room.enter(address, waiter)
+            minded, shared.minded = shared.minded, True
+        if not minded:
+            heart.after(max(shared.period, LEAST) / 1000, partial(self._mind, address))
         return channel
+
+    def _mind(self, address: Address) -> float | None:
+        """A hint may be lost on its way: have the waiters ask where no renewal is heard either."""
+        with self.lock:
+            shared = self.company.known.get(address)
+            if shared is None or not self.company.room.number(address):
+                if shared is not None:
+                    shared.minded = False
+                return None
+            silence = shared.silence(_local())
+        if not silence:
+            self.company.room.call(address, "all")
+            silence = shared.period
+        return max(silence, LEAST) / 1000
+
+    def heard(self, address: Address) -> int:
+        """How many hints of a task there were."""
+        with self.lock:
+            return self.company.shared(address).heard
 
     def watched(self, address: Address, holder: str | None) -> bool:
         """Whether the end of this execution would be heard."""

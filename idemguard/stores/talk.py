@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from idemguard.claim import Renew
+from idemguard.claim import Forget, Renew
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.stores import wire
-from idemguard.stores.clients import connecting, meaning, spoken
+from idemguard.stores.clients import connecting, meaning, spoken, stumbled
 from idemguard.stores.patience import Patience, Then
 from idemguard.stores.scripts import script
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
-    from idemguard.claim import Command
-    from idemguard.record import Address
+    from idemguard.claim import Answer, Command
+    from idemguard.record import Address, Execution, Record
     from idemguard.stores.clients import Clients
 
 REGISTERED = 400 * 86_400_000  # ms that a namespace is remembered after a process began to write
@@ -64,7 +64,7 @@ class Talk:
         self._clock = clock
         self._verb = "SPUBLISH" if clients.cluster else "PUBLISH"
         self.name = name
-        self._loaded: set[str] = set()  # scripts that the server has seen
+        self._loaded: set[str] = set()  # scripts that the server has seen, in a cluster by shard
         self._away_until = 0.0
 
     def now(self) -> int | str:
@@ -84,9 +84,50 @@ class Talk:
             else:
                 step = step._replace(keys=(*step.keys, wire.NAMESPACES))
         brief = getattr(command, "brief", False) and type(command) is not Renew
-        reply = yield from self.step(step, doing, brief=brief)
+        try:
+            reply = yield from self.step(step, doing, brief=brief)
+        except StoreError as error:
+            if type(command) is not Forget or not stumbled(error.__cause__):
+                raise
+            for key in step.keys[:2]:  # what no script can read is dropped whole
+                yield from self.plain(("DEL", key), key, doing)
+            reply = yield from self.step(step, doing, brief=brief)
         self._namespaces.add(namespace)
         return reply
+
+    def answer(self, command: Command, reply: list[Any]) -> Answer:
+        """What a command's reply means.
+
+        Raises:
+            StoreError: what is kept is damaged.
+
+        """
+        try:
+            return wire.answer(command, reply)
+        except Exception as error:
+            raise self.damaged(command.address) from error
+
+    def record(self, address: Address, reply: list[Any]) -> tuple[Record, int]:
+        """A record as a reply tells it, and the server's clock; raises as `answer`."""
+        try:
+            return wire.record(address, reply)
+        except Exception as error:
+            raise self.damaged(address) from error
+
+    def execution(self, address: Address, line: list[Any]) -> Execution:
+        """A line as a reply tells it; raises as `answer`."""
+        try:
+            return wire.execution(address, line)
+        except Exception as error:
+            raise self.damaged(address) from error
+
+    def damaged(self, address: Address) -> StoreError:
+        """The error of a record that cannot be read."""
+        return StoreError(
+            f"{self._clients.name}: the record of task {address.fingerprint[:16]} is damaged; "
+            "forget() the task to drop it",
+            fingerprint=address.fingerprint,
+        )
 
     def look(self, address: Address) -> Exchange:
         """Have a record read; gives its reply."""
@@ -131,7 +172,10 @@ class Talk:
             raise StoreUnavailableError(
                 f"{doing} at {self._clients.name} was not tried: it did not answer just now"
             )
-        lua, load = script(name), name not in self._loaded
+        lua = script(name)
+        # each node of a cluster has scripts of its own, and all of a slot's keys are at one
+        seen = f"{name} {keys[0].partition('}')[0]}" if self._clients.cluster else name
+        load = seen not in self._loaded
         patience: Patience | None = None
         while True:
             head = ("EVAL", lua.text) if load else ("EVALSHA", lua.sha)
@@ -151,7 +195,7 @@ class Talk:
                     yield patience.pause
             else:
                 if load:
-                    self._loaded.add(name)
+                    self._loaded.add(seen)
                 return reply
 
     def plain(self, args: tuple[Any, ...], key: str, doing: str) -> Exchange:

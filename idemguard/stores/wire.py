@@ -341,6 +341,8 @@ def spending(text: str) -> Spent:
 
 def _result(where: Address, fields: list[Any]) -> Result:
     source, spent, codec, data, at, until, gone = fields
+    if not at.__class__ is until.__class__ is gone.__class__ is int:
+        raise TypeError("a time of a result is none")
     return Result(
         claim(where, source.decode()), Value(codec.decode(), data), spending(spent.decode()),
         at, until, gone,
@@ -369,6 +371,8 @@ def record(where: Address, reply: list[Any]) -> tuple[Record, int]:
 def _head(where: Address, head: list[Any], lines: list[Any]) -> Record:
     (token, leader, fallback, cause, generation, settled, digest, runs, reused, ordered, kept_until,
      _, workers, leavers) = head  # fmt: skip
+    if any(number.__class__ is not int for number in (token, settled, runs, reused, kept_until)):
+        raise TypeError("a number of a record is none")
     return Record(
         token, leader.decode() or None, fallback.decode() or None, _causes[cause.decode()],
         None if generation == b"" else generation, settled, _optional(digest), None,
@@ -392,8 +396,11 @@ def execution(where: Address, line: list[Any]) -> Execution:
 
 
 def made(head: list[Any]) -> int:
-    """When a record was made, by the server's microseconds."""
-    return int(head[11])
+    """When a record was made, by the server's microseconds; 0 where it does not say."""
+    try:
+        return int(head[11])
+    except (TypeError, ValueError):
+        return 0
 
 
 # --- windows -----------------------------------------------------------------------------------------

@@ -129,21 +129,20 @@ class Model:
             self._place(address, fresh, after.result, alone=alone)
         whom = wakes(before, after, what, now)
         message = whom
-        if isinstance(what, Renew) and isinstance(answer, Renewed):
-            if what.claim.id == after.leader:
-                message = f"beat {what.claim.id} {answer.left}"
+        beats = isinstance(what, Renew) and isinstance(answer, Renewed)
+        if beats and what.claim.id == after.leader:
+            message = f"beat {what.claim.id} {answer.left}"
         kept = Replay(fresh, after.runs) if fresh and isinstance(what, Complete) else None
         told = None if isinstance(what, RUNS_ONLY) else whom
-        return Expected(answer, told, kept, message, after, elsewhere)
+        return Expected(answer, told, kept, message, aged(after, now), elsewhere)
 
     def _place(
         self, address: Address, fresh: Result | None, result: Result | None, *, alone: bool
     ) -> None:
         if fresh is not None and (alone or not fresh.available):
             self._inside.add(address)
-        elif result is None or not alone:
-            if result is None or result.available:
-                self._inside.discard(address)
+        elif result is None or (result.available and not alone):
+            self._inside.discard(address)
 
     def _share(self, share: Share, now: int, *, alone: bool) -> Expected:
         before = self.record(share.address, now)
@@ -176,7 +175,7 @@ class Model:
             self._write(share.address, after)
         if after is not before or any(found for _, _, found, _ in share.shares):
             self._place(share.address, None, result, alone=alone)
-        return Expected(None, None, None, None, after, elsewhere=False)
+        return Expected(None, None, None, None, aged(after, now), elsewhere=False)
 
     def shard(self, address: Address) -> Shard:
         """The shard of an address."""

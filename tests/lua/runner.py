@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lua.model import EMPTY, Emptied, Evicted, Share, counted
+from lua.sequences import closed, plan, sane
+
 from idemguard.claim import Complete
 from idemguard.stores import scripts, wire
-from lua.model import EMPTY, Emptied, Evicted, Share, counted
-from lua.sequences import plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -97,8 +98,15 @@ def _parsed(data: bytes, at: int) -> tuple[Any, int]:
     if kind == 42:  # *
         items = []
         for _ in range(int(data[at + 1 : end])):
-            item, rest = _parsed(data, rest)
-            items.append(item)
+            end = data.index(b"\r\n", rest)
+            if data[rest] == 36 and (size := int(data[rest + 1 : end])) >= 0:
+                rest = end + size + 4  # most are texts: they are not worth a call
+                items.append(data[end + 2 : rest - 2])
+            else:
+                item, rest = _parsed(data, rest)
+                items.append(item)
+        if rest > len(data):
+            raise IndexError
         return items, rest
     text = data[at + 1 : end]
     return (text if kind == 43 else ServerError(text.decode())), rest
@@ -242,15 +250,19 @@ class Runner:
                 found = Difference(each, turn, *differs)
         for digit, shard in sorted(each.model.shards.items()):
             windows = wire.written(self._line.reply())
-            read = {key: dict(counts) for found in windows.values() for key, counts in found.items()}
+            read = {
+                key: dict(counts) for found in windows.values() for key, counts in found.items()
+            }
             tasks = {name.decode() for name in self._line.reply()}
             starts, open_ = _scores(self._line.reply()), _scores(self._line.reply())
-            for what, want, got in (
-                ("windows", counted(shard.windows), counted(read)),
-                ("tasks", shard.tasks, tasks),
+            indexes = [
+                ("tasks", dict.fromkeys(shard.tasks), dict.fromkeys(tasks)),
                 ("starts", shard.starts, starts),
                 ("open", shard.open, open_),
-            ):
+            ]
+            if any(act.alone for act in each.acts):  # what is over may stand there or not
+                indexes = [(what, *_due(each, want, got)) for what, want, got in indexes]
+            for what, want, got in (("windows", counted(shard.windows), counted(read)), *indexes):
                 if found is None and want != got:
                     found = Difference(each, len(each.acts), f"{what} of shard {digit}", want, got)
         return found
@@ -309,6 +321,25 @@ def looked_at(each: Plan, turn: int) -> bool:
     return len(told.record.lines) <= FEW or turn % 8 == 0 or turn > len(each.acts) - 3
 
 
+def _due(each: Plan, want: dict[str, Any], got: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """Of an index, what must be there, and what is; what is over may be there, and is left out."""
+    now, standing, current = each.acts[-1].now, set(), set()
+    for address, record in each.model.records.items():
+        if record.kept_until > now:
+            name = wire.name(address)
+            standing.add(name)
+            current |= {name, *(f"{name} {line.claim.id}" for line in record.lines)}
+    over = set(map(wire.name, each.addresses)) - standing
+    return (
+        {member: score for member, score in want.items() if member in current},
+        {
+            member: score
+            for member, score in got.items()
+            if member in current or (member.split()[0] not in over and member not in want)
+        },
+    )
+
+
 def _scores(pairs: list[bytes]) -> dict[str, int]:
     each = iter(pairs)
     return {member.decode(): int(float(score)) for member, score in zip(each, each, strict=True)}
@@ -317,18 +348,20 @@ def _scores(pairs: list[bytes]) -> dict[str, int]:
 def shrunk(runner: Runner, found: Difference, tries: int = 400) -> Difference:
     """A shorter sequence that differs too: what can be left out is left out."""
     acts = list(found.plan.acts[: found.act + 1])
-    if any(act.alone for act in acts):  # its end is part of it
-        acts = list(found.plan.acts)
     size = max(len(acts) // 2, 1)
     while tries > 0:
         at = 0
         while at < len(acts) and tries > 0:
             tries -= 1
             fewer = acts[:at] + acts[at + size :]
-            each = plan(found.plan.label, fewer, found.plan.addresses)
+            addresses = found.plan.addresses
+            each = plan(found.plan.label, closed(fewer, addresses), addresses)
+            if not sane(each):
+                at += size
+                continue
             runner.send([each])
             if differences := runner.receive([each]):
-                acts, found = list(each.acts), differences[0]
+                acts, found = fewer, differences[0]
             else:
                 at += size
         if size == 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from lua.model import Act, Emptied, Evicted, Expected, Model, Share, TooMuchError
+
 from idemguard.claim import (
     Begin,
     Claimed,
@@ -22,7 +24,6 @@ from idemguard.claim import (
 from idemguard.codec import Value
 from idemguard.record import Address, Caller, Cause, Claim, Mode, Status
 from idemguard.usage import NOTHING, Spent, Usage
-from lua.model import Act, Emptied, Evicted, Expected, Model, Share, TooMuchError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,6 +85,32 @@ class Plan(NamedTuple):
     addresses: tuple[Address, ...]
 
 
+def closed(acts: Iterable[Act], addresses: tuple[Address, ...]) -> list[Act]:
+    """With steps so that what some could not touch is owed nothing when it goes, or at the end."""
+    acts = list(acts)
+    if not any(act.alone for act in acts):
+        return acts
+    done: list[Act] = []
+    for act in acts:
+        if isinstance(act.what, Emptied):
+            done.append(Act(act.now, Sweep(act.what.address)))
+        done.append(act)
+    return done + [Act(acts[-1].now, Sweep(address)) for address in addresses]
+
+
+def sane(plan: Plan) -> bool:
+    """Whether one id means one claim, as it does where no two calls have one nonce."""
+    claims: dict[tuple[Address, str], Claim] = {}
+    for act, told in zip(plan.acts, plan.expected, strict=True):
+        for holder in (act.what, told and told.answer):
+            claim = getattr(holder, "claim", None)
+            if claim is None or not claim.token:
+                continue
+            if claims.setdefault((claim.address, claim.id), claim) != claim:
+                return False
+    return True
+
+
 def plan(label: str, acts: Iterable[Act], addresses: tuple[Address, ...]) -> Plan:
     """What a server must do at these acts."""
     model, done, expected = Model(), [], []
@@ -96,20 +123,21 @@ def plan(label: str, acts: Iterable[Act], addresses: tuple[Address, ...]) -> Pla
     return Plan(label, tuple(done), tuple(expected), model, addresses)
 
 
-def generated(seed: int, label: str, *, moving: bool = False) -> Plan:
+def generated(seed: int, label: str, *, moving: bool = False, crowded: bool = False) -> Plan:
     """The sequence of a seed.
 
     Args:
         seed: any number.
         label: begins its namespace.
         moving: some of its commands get the record's key alone, as while a slot moves.
+        crowded: it begins with more executions than a record remembers; else few do.
 
     """
-    return _Generator(seed, f"{label}{seed}", moving=moving).run()
+    return _Generator(seed, f"{label}{seed}", moving=moving, crowded=crowded).run()
 
 
 class _Generator:
-    def __init__(self, seed: int, namespace: str, *, moving: bool) -> None:
+    def __init__(self, seed: int, namespace: str, *, moving: bool, crowded: bool) -> None:
         self.chance = chance = random.Random(seed)
         self.namespace = namespace
         digit = chance.choice("09af")
@@ -125,26 +153,30 @@ class _Generator:
         self.model = Model()
         self.now = START + chance.randrange(HOUR)
         self.claims: list[Claim] = []
+        self.owed: list[Claim] = []
         self.asks: list[Begin] = []
         self.since: dict[str, int] = {}
         self.last: Any = None
         self.count = 0
         self.lease = chance.choice((LEASE, LEASE, 2 * HOUR, 50))
         self.retention = chance.choice((DAY, DAY, HOUR, MINUTE, 1))
-        self.digests: tuple[str | None, ...] = chance.choice(((None,), ("d",), (None, "d", "d", "e", "")))
+        self.digests: tuple[str | None, ...] = chance.choice(
+            ((None,), ("d",), (None, "d", "d", "e", ""))
+        )
         self.strict = chance.random() < 0.2  # nobody reruns what was lost
-        self.crowd = 0
+        self.crowd = self.in_crowd = 0
         weights = COMMON | chance.choice(ABOUT)
         size = chance.random()
-        if size < 0.7:
-            self.length = chance.randrange(3, 15)
-        elif size < 0.996:
-            self.length = chance.randrange(15, 40)
-        else:
-            self.length = chance.randrange(150, 320)
-            self.crowd = chance.randrange(40, 150)  # at its start, a crowd of executions
+        if crowded or size > 0.998:
+            self.crowd = chance.randrange(100, 350)  # executions that begin or end, at its start
+            self.left_open = chance.choice((0.02, 0.3))
+            self.length = self.crowd + chance.randrange(10, 60)
             self.retention = 8 * DAY
             weights = weights | {"emptied": 0}
+        elif size < 0.7:
+            self.length = chance.randrange(3, 15)
+        else:
+            self.length = chance.randrange(15, 40)
         if moving:
             weights = weights | {"evicted": 0}
         self.kinds, self.weights = tuple(weights), tuple(weights.values())
@@ -192,6 +224,8 @@ class _Generator:
         match answer:
             case Claimed(claim=claim) | InFlight(holder=claim) | Unknown(lost=claim):
                 if claim not in self.claims[-20:]:
+                    # emptied within the milliseconds that tokens run ahead, it may give one anew
+                    self.claims = [other for other in self.claims if other.id != claim.id]
                     self.claims.append(claim)
         if isinstance(answer, InFlight):
             self.since[what.nonce] = answer.since
@@ -224,9 +258,12 @@ class _Generator:
 
     def _crowd(self, address: Address) -> Any:
         """One more execution, or the end of one."""
-        if self.claims and self.chance.random() < 0.45:
-            return self._release(self.claims[-1])
-        mode = self.chance.choice((Mode.BYPASS, Mode.OBSERVE, Mode.ENFORCE))
+        if self.in_crowd and self.in_crowd == len(self.claims):
+            self.in_crowd = 0
+            if self.chance.random() > self.left_open:
+                return self._release(self.claims[-1])
+        self.in_crowd = len(self.claims) + 1
+        mode = self.chance.choice((Mode.BYPASS, Mode.BYPASS, Mode.OBSERVE, Mode.ENFORCE))
         self.asks.append(Begin(address, self._nonce(), self._caller(), 3 * DAY, mode=mode))
         return self.asks[-1]
 
@@ -331,12 +368,18 @@ class _Generator:
 
     def _unguarded(self, address: Address) -> Complete | Release:
         started = self.now - self.chance.choice((0, 5, 700, HOUR))
-        nonce = f"{self._nonce()}.u"
+        self.count += 1
         claim = Claim(
-            address, 0, nonce, Cause.UNGUARDED, 0, started, holds=False, caller=self._caller()
-        )
-        if self.chance.random() < 0.3:
+            address, 0, f"n{self.count}.u", Cause.UNGUARDED, 0, started, holds=False,
+            caller=self._caller(),
+        )  # fmt: skip
+        if self.owed and self.chance.random() < 0.2:  # told again, and its start computed anew
+            claim = self._recent(self.owed)
+            claim = claim._replace(started=claim.started + self.chance.choice((-1, 2)))
+        elif self.chance.random() < 0.3:
             self.claims.append(claim)
+        else:
+            self.owed.append(claim)
         if self.chance.random() < 0.5:
             return self._complete(claim)
         return self._release(claim)

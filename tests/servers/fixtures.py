@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from servers.cluster import Cluster
 from servers.proxy import Proxy
 from servers.sentinel import Sentinels
 from servers.server import Server
 
+DATABASES = 10_000  # more than there are tests
+
+_databases = itertools.count(1)
+
 
 @pytest.fixture(scope="session")
 def _standalone():
-    with Server() as server:
+    with Server("--databases", DATABASES) as server:
         yield server
 
 
@@ -20,6 +26,12 @@ def standalone(_standalone):
     """A server, empty and as it was at first; it is everybody's, so it is not killed."""
     _standalone.reset()
     return _standalone
+
+
+@pytest.fixture
+def redis_url(standalone):
+    """A database of `standalone` that no other test sees, nor what another one left running."""
+    return standalone.url.removesuffix("/0") + f"/{next(_databases) % DATABASES}"
 
 
 @pytest.fixture

@@ -207,9 +207,11 @@ class _Connection:
         for task in self._tasks:
             task.cancel()
         for _, writer in filter(None, (self._client, self._server)):
-            with suppress(OSError):
-                # a child process may have the socket too, which keeps it open after a `close`
-                writer.get_extra_info("socket").shutdown(2)
+            # a child process may have the socket too, which keeps it open after a `close`
+            sock = writer.get_extra_info("socket")
+            if sock is not None:  # else it is closed
+                with suppress(OSError):
+                    sock.shutdown(2)
             writer.transport.abort()
 
     # --- to the server -----------------------------------------------------------------------------
@@ -403,8 +405,9 @@ class Proxy(Closing):
         self._serving.add(task)
         self._connections.add(connection)
         try:
-            with suppress(asyncio.CancelledError):  # asyncio would report it
-                await connection.run()
+            await connection.run()
+        except Exception as error:  # noqa: BLE001 - told when it is closed
+            self.faults.append(error)
         finally:
             self._connections.discard(connection)
             self._serving.discard(task)

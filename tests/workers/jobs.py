@@ -286,6 +286,36 @@ def rounds(url: str, log: str, names: Sequence[str], barrier: Any, answers: Any,
     answers.put(sources)
 
 
+def many_rounds(
+    url: str, log: str, rounds: int, keys: int, barrier: Any, answers: Any, number: int
+) -> None:
+    """Start together with others, with many new tasks each time; the sources are the answer."""
+    guard, sources = guard_of(url), list[str]()
+
+    def body(payload: Any) -> str:
+        append(log, payload)
+        return str(payload["key"])
+
+    async def abody(payload: Any) -> str:
+        return body(payload)
+
+    async def together(names: list[str]) -> list[idemguard.Outcome[str]]:
+        return await asyncio.gather(*(guard.run_task("work", {"key": n}, abody) for n in names))
+
+    with asyncio.Runner() as runner:
+        for turn in range(rounds):
+            names = [f"{turn}-{key}" for key in range(keys)]
+            names = names[6 * number :] + names[: 6 * number]  # each begins elsewhere
+            barrier.wait(timeout=60)
+            if number % 2:
+                found = runner.run(together(names))
+            else:
+                found = [guard.run_task("work", {"key": name}, body) for name in names]
+            assert [outcome.result for outcome in found] == names
+            sources += [outcome.source for outcome in found]
+    answers.put(sources)
+
+
 def pooled(url: str, log: str, method: str) -> list[dict[str, Any]]:
     """Two functions, mapped over documents by the processes of a pool."""
     from workers import tasks  # noqa: PLC0415 - what it configures counts for this process
@@ -326,7 +356,8 @@ class Interrupt:
     """Raises a KeyboardInterrupt at the so-manieth point where Python would let a signal in.
 
     Those are the beginnings of Python functions and the returns of C functions (and jumps
-    backwards, which a profiler is not told of).
+    backwards, which a profiler is not told of). What is raised inside a finaliser reaches nobody,
+    so that the next point behind one is taken.
     """
 
     def __init__(self, point: int) -> None:
@@ -337,11 +368,18 @@ class Interrupt:
         if event not in ("call", "c_return"):
             return
         self._left -= 1
-        if not self._left:
+        if self._left <= 0 and not in_finaliser(frame):
             sys.setprofile(None)
             code = frame.f_code
             self.at = f"{code.co_filename}:{frame.f_lineno} {code.co_name}, {event}"
             raise KeyboardInterrupt
+
+
+def in_finaliser(frame: Any) -> bool:
+    """Whether the garbage collector has called this."""
+    while frame is not None and frame.f_code.co_name != "__del__":
+        frame = frame.f_back
+    return frame is not None
 
 
 def interrupted_everywhere(url: str, log: str, prefix: str) -> list[dict[str, Any]]:
@@ -384,6 +422,10 @@ def quick(url: str, log: str, keys: Sequence[str], patience: float) -> list[dict
 
 def in_child(act: Callable[[], Any], patience: float = 20.0) -> Any:
     """What `act` answers in a forked child; the child ends without cleaning up."""
+    return _read(*_fork(act), patience)
+
+
+def _fork(act: Callable[[], Any]) -> tuple[int, int]:
     out, into = os.pipe()
     pid = os.fork()
     if not pid:
@@ -396,7 +438,7 @@ def in_child(act: Callable[[], Any], patience: float = 20.0) -> Any:
         finally:
             os._exit(code)
     os.close(into)
-    return _read(pid, out, patience)
+    return pid, out
 
 
 def _read(pid: int, out: int, patience: float) -> Any:
@@ -444,6 +486,29 @@ def fork_after_use(url: str, log: str, kind: str, lease: float) -> dict[str, Any
     told |= in_child(child)
     told["after"] = call(url, log, "same", kind)
     return told
+
+
+def prefork(url: str, log: str, children: int, keys: int) -> list[list[str]]:
+    """The parent calls, and then forks children that all call the same, as it does itself."""
+    used = [call(url, log, f"first-{kind}", kind)["source"] for kind in ("sync", "async")]
+
+    def act(number: int) -> list[str]:
+        chance = random.Random(number)
+        names = [f"task-{n}" for n in range(keys)]
+        chance.shuffle(names)
+        return [
+            call(url, log, name, chance.choice(("sync", "async")), [("sleep", 0.001)])["source"]
+            for name in names
+        ]
+
+    def child(number: int) -> list[str]:
+        sources = act(number)
+        close()  # a child ends without what a process does at its end
+        return sources
+
+    running = [_fork(lambda n=n: child(n)) for n in range(children)]
+    own = act(children)
+    return [*(_read(*child, PATIENCE) for child in running), [*used, *own]]
 
 
 def fork_amid_calls(url: str, log: str, forks: int, threads: int) -> dict[str, Any]:

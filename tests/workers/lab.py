@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import redis
+
 from idemguard import ExecutionLedger, task_fingerprint
 from idemguard.record import Address
 from idemguard.stores import open_store
@@ -154,17 +156,23 @@ class Lab:
     Args:
         folder: of this test's own.
         pool: where the processes come from.
+        url: of the store; a file in the folder where none is given.
 
     """
 
-    def __init__(self, folder: Path, pool: Pool) -> None:
+    def __init__(self, folder: Path, pool: Pool, url: str | None = None) -> None:
         self.folder = folder
         self.file = folder / "store.db"
-        self.url = f"sqlite:///{self.file}"
+        self.url = url or f"sqlite:///{self.file}"
         self.log = folder / "log"
         self.log.touch()
         self._pool = pool
         self._store: Store | None = None
+
+    @property
+    def shared(self) -> bool:
+        """Whether all processes have one store."""
+        return self.url != "memory://"
 
     def workers(self, count: int) -> list[Worker]:
         """So many idle processes."""
@@ -211,7 +219,7 @@ class Lab:
 
     @property
     def store(self) -> Store:
-        """A store of the test's own on the same file."""
+        """A store of the test's own on the same data."""
         if self._store is None:
             self._store = open_store(self.url)
         return self._store
@@ -243,7 +251,11 @@ class Lab:
         until(true, what=f"the lease of {key} is past")
 
     def empty(self) -> None:
-        """Delete every row of every task, as somebody does who cleans up by hand."""
+        """Delete every row of every task, or all there is, as somebody does who cleans up by hand."""
+        if self.url.startswith("redis:"):
+            with redis.Redis.from_url(self.url) as client:
+                client.flushall()
+            return
         connection = sqlite3.connect(self.file, timeout=20)
         try:
             with connection:

@@ -128,6 +128,9 @@ local function index(life)
     if not there[name] then redis.call('ZREM', KEYS[5], task .. ' ' .. name) end
   end
   for _, line in ipairs(over) do redis.call('ZREM', KEYS[5], task .. ' ' .. id(line)) end
+  for _, entry in ipairs(record.owed) do
+    if not entry[2] then redis.call('ZREM', KEYS[5], task .. ' ' .. entry[1]) end
+  end
   for _, line in ipairs(record.lines) do
     local name = id(line)
     if not known[name] or not record.indexed then
@@ -152,29 +155,46 @@ local function write_windows()
   if #booked > 0 then live_on(KEYS[3], WINDOWS_LIVE) end
 end
 
+-- a step that must not touch the other keys leaves in the record what they are owed: counts, and
+-- the names of the lines that are no longer there
+local function owe()
+  local function add(entry)
+    if #record.owed < OWED then record.owed[#record.owed + 1] = entry end
+  end
+  local there = {}
+  for _, line in ipairs(record.lines) do there[id(line)] = true end
+  for _, entry in ipairs(booked) do add(entry) end
+  for _, lines in ipairs({over, before.lines}) do
+    for _, line in ipairs(lines) do
+      if not there[id(line)] then add({id(line), false}) end
+    end
+  end
+  record.indexed = false
+end
+
 -- write all: the counts first, since a server that is full refuses the first of its writes
 local function write()
   if KEYS[7] then
     redis.call('SADD', KEYS[7], string.match(KEYS[1], '{(.*):%x}:task:'))
     redis.call('PEXPIRE', KEYS[7], NAMESPACES_LIVE)
   end
-  if not changed and #booked == 0 and not record.owed[1] then return end
+  local behind = record.owed[1] or not record.indexed
+  if not changed and #booked == 0 and not behind then return end
   if alone then
-    for _, entry in ipairs(booked) do
-      if #record.owed < OWED then record.owed[#record.owed + 1] = entry end
-    end
-    if changed then record.indexed = false end
+    owe()
     record.made = record.made or clock[1] * 1000000 + clock[2]
     if record.kept_until == 0 then record.kept_until = now + tonumber(ARGV[4]) end
     redis.call('SET', KEYS[1], packed(record), 'PX', whole(record.kept_until - now + slack))
     return
   end
-  for _, entry in ipairs(record.owed) do booked[#booked + 1] = entry end
+  for _, entry in ipairs(record.owed) do
+    if entry[2] then booked[#booked + 1] = entry end
+  end
   write_windows()
-  if not changed and not record.owed[1] then return end
+  if not changed and not behind then return end
   local life = math.max(record.kept_until - now, 1)
   local value = record.value
-  if value then
+  if value and value[3] ~= 'unstorable' then -- which a step on the record alone must know
     redis.call('HSET', KEYS[2], 'source', value[1], 'spent', value[2], 'codec', value[3], 'data', value[4])
     redis.call('PEXPIRE', KEYS[2], whole(math.max(record.gone - now, 1) + slack))
     record.value = false
