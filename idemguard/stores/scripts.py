@@ -9,20 +9,15 @@ from typing import NamedTuple
 
 _COMMAND = ("form", "record", "windows")
 _PARTS = {
-    **dict.fromkeys(
-        (
-            "begin",
-            "renew",
-            "complete",
-            "release",
-            "withdraw",
-            "forget",
-            "resolve",
-            "sweep",
-            "share",
-        ),
-        _COMMAND,
-    ),
+    "begin": _COMMAND,
+    "renew": (*_COMMAND, "ends"),
+    "complete": (*_COMMAND, "ends", "orders"),
+    "release": (*_COMMAND, "ends"),
+    "withdraw": _COMMAND,
+    "forget": (*_COMMAND, "orders"),
+    "resolve": (*_COMMAND, "orders"),
+    "sweep": (*_COMMAND, "orders"),
+    "share": _COMMAND,
     "look": ("form", "record", "reading"),
     "read": ("form", "reading"),
     "prune": ("form",),

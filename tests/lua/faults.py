@@ -15,7 +15,7 @@ class Fault(NamedTuple):
     name: str
     old: str
     new: str = ""
-    scripts: tuple[str, ...] = COMMANDS  # those that have the passage, once each
+    scripts: tuple[str, ...] = COMMANDS  # those that have the passage, once each; of all, some
     moving: bool = False  # seen while a slot moves
     crowded: bool = False  # seen where a record has more executions than it remembers
 
@@ -30,10 +30,12 @@ def texts(fault: Fault) -> dict[str, str]:
     changed = {}
     for name in COMMANDS:
         text = scripts.script(name).text
-        if text.count(fault.old) != (name in fault.scripts):
+        if text.count(fault.old) > (name in fault.scripts):
             raise LookupError(f"{fault.name}: {text.count(fault.old)} times in {name}")
-        if name in fault.scripts:
+        if fault.old in text:
             changed[name] = text.replace(fault.old, fault.new)
+    if not changed or (fault.scripts is not COMMANDS and changed.keys() != set(fault.scripts)):
+        raise LookupError(f"{fault.name}: only in {', '.join(changed)}")
     return changed
 
 

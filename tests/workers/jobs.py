@@ -376,10 +376,15 @@ class Interrupt:
 
 
 def in_finaliser(frame: Any) -> bool:
-    """Whether the garbage collector has called this."""
-    while frame is not None and frame.f_code.co_name != "__del__":
+    """Whether the end of an object has called this."""
+    while frame is not None:
+        name = frame.f_code.co_qualname
+        if name.endswith("__del__") or name.startswith(
+            ("WeakSet.__init__", "WeakKeyDictionary.__init__")
+        ):
+            return True
         frame = frame.f_back
-    return frame is not None
+    return False
 
 
 def interrupted_everywhere(url: str, log: str, prefix: str) -> list[dict[str, Any]]:

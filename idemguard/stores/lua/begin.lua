@@ -97,7 +97,7 @@ local function begin()
   end
   if mode == 'bypass' then return open('forced', false) end
   local found = record.at and (now < record.fresh or (since and since <= record.at)) and content()
-  local alive = living()
+  local alive = found and {} or living()
   if not found and not alive[1] then
     local lost = unknown()
     if lost and mode == 'enforce' and ARGV[11] == '0' then

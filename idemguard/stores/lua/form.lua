@@ -1,4 +1,5 @@
--- How a record stands in its key: packed, behind a mark of its form. Absent is false, times are ms.
+-- How a record stands in its key: packed, behind a mark of its form and a
+-- checksum. Absent is false, times are ms.
 --
 -- This part stands before every script that reads records.
 --
@@ -27,10 +28,13 @@ local function nothing()
   }
 end
 
+local SUM = 8 -- digits of a checksum: what somebody else, or a failing disk, wrote is not read
+
 local function unpacked(text)
-  if string.sub(text, 1, #FORM) ~= FORM then return nil end
-  local read, f = pcall(cmsgpack.unpack, string.sub(text, #FORM + 1))
-  if not read or type(f) ~= 'table' or #f ~= 21 or type(f[21]) ~= 'table' then return nil end
+  local start = #FORM + SUM
+  local body = string.sub(text, start + 1)
+  if string.sub(text, 1, start) ~= FORM .. string.sub(redis.sha1hex(body), 1, SUM) then return nil end
+  local f = cmsgpack.unpack(body)
   return {
     token = f[1], leader = f[2], fallback = f[3], cause = f[4], generation = f[5], settled = f[6],
     digest = f[7], runs = f[8], reused = f[9], ordered = f[10], kept_until = f[11], made = f[12],
@@ -40,16 +44,24 @@ local function unpacked(text)
 end
 
 local function packed(r)
-  return FORM .. cmsgpack.pack({
+  local body = cmsgpack.pack({
     r.token, r.leader, r.fallback, r.cause, r.generation, r.settled,
     r.digest, r.runs, r.reused, r.ordered, r.kept_until, r.made,
     r.at, r.fresh, r.gone, r.value,
     r.workers, r.leavers, r.owed, r.indexed, r.lines,
   })
+  return FORM .. string.sub(redis.sha1hex(body), 1, SUM) .. body
 end
 
+local ids = {} -- of lines that were asked for theirs
+
 local function id(line)
-  return whole(line[TOKEN]) .. '-' .. line[NONCE]
+  local name = ids[line]
+  if not name then
+    name = whole(line[TOKEN]) .. '-' .. line[NONCE]
+    ids[line] = name
+  end
+  return name
 end
 
 -- a claim as JSON; names in it are JSON already

@@ -66,11 +66,9 @@ local function told(line)
 end
 
 local text = redis.call('GET', KEYS[1])
-local record = nothing()
-if text then record = unpacked(text) end
-local damaged = not record
-if damaged then record = nothing() end
-record = aged(record)
+local record = text and unpacked(text)
+local damaged = text and not record
+record = record and aged(record) or nothing()
 
 -- what the record was before the command; its lines are never changed, only replaced
 local before = {
@@ -80,6 +78,7 @@ for number, line in ipairs(record.lines) do before.lines[number] = line end
 for number, nonce in ipairs(record.leavers) do before.leavers[number] = nonce end
 
 local changed = false -- whether there is anything to write
+local lined = false -- whether its lines are others
 local renewed = false -- whether there is another result
 
 local function owns(line)
@@ -110,7 +109,7 @@ end
 
 -- write a line in its place, or as a new one, for which the oldest that are over make room
 local function put(line)
-  changed = true
+  changed, lined = true, true
   for number, other in ipairs(record.lines) do
     if other[TOKEN] == line[TOKEN] and other[NONCE] == line[NONCE] then
       record.lines[number] = line
@@ -147,26 +146,6 @@ local function vacate(line)
   end
 end
 
-local function tell_lost()
-  for number, line in ipairs(record.lines) do
-    if told(line) ~= line[STATUS] then
-      local lost = copy(line)
-      lost[STATUS] = 'lost'
-      record.lines[number] = lost
-      changed = true
-    end
-  end
-end
-
--- a result is kept: whoever held the claim holds it no longer
-local function keep(kept_source, spent, codec, data, fresh, gone)
-  changed, renewed = true, true
-  record.at, record.fresh, record.gone = now, fresh, gone
-  record.value = {kept_source, spent, codec, data}
-  record.leader, record.fallback, record.generation = false, false, false
-  record.cause, record.settled = 'expired', record.token
-end
-
 -- a result's source, spending, codec and data; false where they are gone, which makes the result
 -- none, and where the step must not touch their key, "" in their place
 local function content()
@@ -178,54 +157,11 @@ local function content()
   return false
 end
 
--- one text is a larger whole number than another
-local function exceeds(one, other)
-  if #one ~= #other then return #one > #other end
-  return one > other
-end
-
 -- what was spent, of its text: reports, usage, inputs, responses, cost, currency, version, nested
+local NOTHING = {'0', cjson.null, {}, {}, cjson.null, cjson.null, cjson.null, false}
+
 local function spending(text)
-  if text == '' then return {'0', cjson.null, {}, {}, cjson.null, cjson.null, cjson.null, false} end
-  return cjson.decode(text)
-end
-
--- of two spendings of one execution, the one of more reports
-local function later(one, other)
-  if one == other then return one end
-  if exceeds(spending(one)[1], spending(other)[1]) then return one end
-  return other
-end
-
--- the line of the claim that a command carries; a flushed store has none: it is told anew, and
--- leads if nobody has held it since
-local function find(claim_text, token, nonce)
-  for _, line in ipairs(record.lines) do
-    if line[TOKEN] == token and line[NONCE] == nonce then return copy(line) end
-  end
-  local claim = cjson.decode(claim_text)
-  local line = {
-    token, nonce, claim[1], claim[2], claim[3], claim[4], claim[5], claim[6], claim[7],
-    now, 'open', false, false, '',
-  }
-  local leads = line[HOLDS] and record.cause == 'first' and not record.leader
-    and not has(record.leavers, nonce)
-  if line[HOLDS] and not leads then line[STATUS] = 'lost' end
-  put(line)
-  if record.token < token then record.token = token end
-  if leads then
-    record.leader = id(line)
-    record.generation = record.generation or line[GENERATION]
-  end
-  return copy(line)
-end
-
-local function ended(line, status, spent, ago, kept)
-  if line[STATUS] == 'lost' and status ~= 'lost' then status = 'late' end
-  line[STATUS], line[KEPT] = status, kept
-  line[ENDED] = math.max(now - ago, line[STARTED])
-  line[SPENT] = later(line[SPENT], spent)
-  put(line)
+  return text == '' and NOTHING or cjson.decode(text)
 end
 
 local function refused()

@@ -4,11 +4,6 @@
 
 local DUPLICATES = {lost = true, fallback = true, observed = true, unguarded = true}
 local TOKENS = {'input', 'output', 'cache_read', 'cache_write', 'reasoning'}
-local RUN_TIMES = {
-  10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 20000, 30000, 60000,
-  120000, 300000, 600000, 1800000, 3600000,
-}
-
 local NAMESPACES_LIVE = '34560000000' -- 400 days after a process has begun to write
 
 local booked = {}
@@ -62,12 +57,12 @@ end
 
 -- outcome: what a call came to whose execution ended in this step
 local function book_lines(outcome)
-  local same, olds, there = {}, {}, {}
+  if not lined then return end
+  local same, olds = {}, {}
   for _, line in ipairs(before.lines) do
     same[line], olds[id(line)] = true, line
   end
   for _, line in ipairs(record.lines) do
-    there[id(line)] = true
     if not same[line] then
       local old = olds[id(line)]
       if not old then start(line, before.runs, 1) end
@@ -80,6 +75,10 @@ local function book_lines(outcome)
       end
       if line[ENDED] and not (old and old[ENDED]) then
         if line[STATUS] == 'failed' then book(line[STARTED], line[LABEL], 'failures', 1) end
+        local RUN_TIMES = {
+          10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 20000, 30000, 60000,
+          120000, 300000, 600000, 1800000, 3600000,
+        }
         local bucket = 0
         while RUN_TIMES[bucket + 1] and RUN_TIMES[bucket + 1] < line[ENDED] - line[STARTED] do
           bucket = bucket + 1
@@ -89,18 +88,11 @@ local function book_lines(outcome)
       end
     end
   end
-  return there
 end
 
--- a line that is no execution after all
-local function unbook(line)
-  start(line, before.runs - 1, -1)
-  miss(line[STARTED], line[LABEL], spending(line[SPENT]), -1)
-  if line[STATUS] == 'lost' then book(line[STARTED], line[LABEL], 'lost', -1) end
-end
-
+-- a key that others share lives a little longer than it must, so that few steps need to say so
 local function live_on(key, life)
-  if redis.call('PTTL', key) < life then redis.call('PEXPIRE', key, whole(life + slack)) end
+  if redis.call('PTTL', key) < life then redis.call('PEXPIRE', key, whole(life * 1.125 + slack)) end
 end
 
 -- a record outlives its last command by its retention, and whatever it still has to tell
@@ -114,6 +106,11 @@ local function extend()
 end
 
 local function index(life)
+  if not lined and record.made and record.indexed then
+    live_on(KEYS[4], life)
+    if record.lines[1] then live_on(KEYS[5], life) end
+    return
+  end
   local there, due = {}, false
   for _, line in ipairs(record.lines) do
     local name = id(line)
@@ -143,9 +140,11 @@ local function index(life)
   elseif was_open or not record.made or not record.indexed then
     redis.call('ZREM', KEYS[6], task)
   end
-  if not record.made or not record.indexed then redis.call('ZADD', KEYS[4], 0, task) end
+  if not record.made or not record.indexed then
+    redis.call('ZADD', KEYS[4], 0, task)
+  end
   live_on(KEYS[4], life)
-  if #record.lines > 0 then live_on(KEYS[5], life) end
+  if record.lines[1] then live_on(KEYS[5], life) end
 end
 
 local function write_windows()

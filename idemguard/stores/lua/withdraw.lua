@@ -6,6 +6,13 @@
 
 if damaged then return refused() end
 
+-- a line that is no execution after all
+local function unbook(line)
+  start(line, before.runs - 1, -1)
+  miss(line[STARTED], line[LABEL], spending(line[SPENT]), -1)
+  if line[STATUS] == 'lost' then book(line[STARTED], line[LABEL], 'lost', -1) end
+end
+
 local nonce = ARGV[5]
 if not has(record.leavers, nonce) then
   changed = true
@@ -22,7 +29,7 @@ for _, line in ipairs(record.lines) do
   end
 end
 if removed[1] then
-  changed = true
+  changed, lined = true, true
   record.lines, record.runs = lines, record.runs - #removed
   for _, line in ipairs(removed) do
     vacate(line)
