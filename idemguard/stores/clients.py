@@ -157,7 +157,8 @@ class Clients:
         if not _is_cluster(client):
             return "", client
         node = client.get_node_from_key(key)
-        return node.name, node.redis_connection or client.get_redis_connection(node)
+        of_node = f"get_{_root(client)}_connection"  # as redis-py and valkey-py call it
+        return node.name, getattr(client, of_node)(node)
 
     async def ahome(self, client: Any, key: str) -> tuple[str, Any]:
         """As `home`, for an asyncio client; in a cluster a new client, which the caller closes."""

@@ -9,13 +9,14 @@ import socket
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from idemguard.errors import StoreUnavailableError
 from idemguard.stores.clients import close_async, spoken
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from idemguard.stores.clients import Clients
 
@@ -94,6 +95,13 @@ class Subscription:
 
 def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _words(pubsub: Any, word: str, *, cluster: bool) -> Callable[..., Any]:
+    """What subscribes, or ends a subscription; in a cluster of the shard that a channel is of."""
+    name = f"s{word}" if cluster else word
+    # valkey-py's asyncio PubSub has no method for shards
+    return getattr(pubsub, name, None) or partial(pubsub.execute_command, name.upper())
 
 
 def _kind(message: dict[str, Any]) -> str:
@@ -265,9 +273,9 @@ class _Ear:
         with self._lock:
             add, drop = self.subscription.changes()
         if add:
-            (self._pubsub.ssubscribe if self._cluster else self._pubsub.subscribe)(*add)
+            _words(self._pubsub, "subscribe", cluster=self._cluster)(*add)
         if drop:
-            (self._pubsub.sunsubscribe if self._cluster else self._pubsub.unsubscribe)(*drop)
+            _words(self._pubsub, "unsubscribe", cluster=self._cluster)(*drop)
         connection = self._pubsub.connection
         if connection is None:
             self._rest(TICK)
@@ -464,9 +472,9 @@ class _LoopEar:
             add, drop = self.subscription.changes()
             cluster = self._ears.clients.cluster
             if add:
-                await (pubsub.ssubscribe if cluster else pubsub.subscribe)(*add)
+                await _words(pubsub, "subscribe", cluster=cluster)(*add)
             if drop:
-                await (pubsub.sunsubscribe if cluster else pubsub.unsubscribe)(*drop)
+                await _words(pubsub, "unsubscribe", cluster=cluster)(*drop)
 
     async def _run(self) -> None:
         pause = FIRST
