@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 Unpark: TypeAlias = Callable[[], None]
 
 _SERVERS = (
-    "redis", "rediss", "unix", "valkey", "valkeys", "redis+cluster", "rediss+cluster",
-    "redis+sentinel", "rediss+sentinel",
+    "redis", "rediss", "unix", "valkey", "valkeys",
+    *(f"{name}+{kind}" for kind in ("cluster", "sentinel")
+      for name in ("redis", "rediss", "valkey", "valkeys")),
 )  # fmt: skip
 
 
