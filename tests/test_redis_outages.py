@@ -518,10 +518,13 @@ def test_a_foreign_result_is_an_error_and_executes_nothing(lab, own_server, tmp_
 
 CHANGE = """
 local head = 'idemguard1:'
-local f = cmsgpack.unpack(string.sub(redis.call('GET', KEYS[1]), #head + 1))
+local sum = 8
+local f = cmsgpack.unpack(string.sub(redis.call('GET', KEYS[1]), #head + sum + 1))
 local junk = ({text = 'junk', list = {1, {2}}, no = false, float = 1.5})[ARGV[2]]
 if ARGV[1] == '' then f[tonumber(ARGV[3])] = junk else f[21][1][tonumber(ARGV[3])] = junk end
-redis.call('SET', KEYS[1], head .. cmsgpack.pack(f), 'KEEPTTL')
+local body = cmsgpack.pack(f)
+local right = string.sub(redis.sha1hex(body), 1, sum)
+redis.call('SET', KEYS[1], head .. right .. body, 'KEEPTTL')
 """
 
 

@@ -149,3 +149,4 @@ class _Worker:
                     return
             if job is not None:
                 job()
+                del job  # which holds the store

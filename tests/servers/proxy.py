@@ -185,7 +185,7 @@ class _Connection:
                 if self._ended:
                     return
                 self._server[1].transport.set_write_buffer_limits(0)
-                pumps = self._requests(), self._replies(), self._deliveries()
+                pumps = self._requests, self._replies, self._deliveries
                 self._tasks = [asyncio.create_task(self._quiet(pump)) for pump in pumps]
                 requests, _, deliveries = self._tasks
                 # what the server said before it closed is still delivered
@@ -197,9 +197,9 @@ class _Connection:
                     self._proxy.faults.append(error)
 
     @staticmethod
-    async def _quiet(pump: Coroutine[Any, Any, None]) -> None:
+    async def _quiet(pump: Callable[[], Coroutine[Any, Any, None]]) -> None:
         with suppress(OSError, asyncio.IncompleteReadError):  # a side is closed
-            await pump
+            await pump()
 
     def end(self) -> None:
         """Close both sides."""

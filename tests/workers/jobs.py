@@ -376,10 +376,10 @@ class Interrupt:
 
 
 def in_finaliser(frame: Any) -> bool:
-    """Whether the end of an object has called this."""
+    """Whether the end of an object, or the garbage collection, has called this."""
     while frame is not None:
         name = frame.f_code.co_qualname
-        if name.endswith("__del__") or name.startswith(
+        if name.endswith(("__del__", "gc_callback")) or name.startswith(
             ("WeakSet.__init__", "WeakKeyDictionary.__init__")
         ):
             return True
