@@ -17,6 +17,8 @@ from idemguard.stores.memory import MemoryStore
 SOON = 10.0
 
 
+# a loop that nobody wound up leaves the connections of its calls to the garbage collector
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore:loop is:ResourceWarning")
 def test_a_dropped_coroutine_is_an_execution_that_failed(guard, until):
     """Its loop is gone and nobody awaits it: what it has spent stays in the ledger."""
 
@@ -43,6 +45,9 @@ def test_a_dropped_coroutine_is_an_execution_that_failed(guard, until):
     (line,) = until(lambda: [line for line in guard.ledger.lines() if line.ended is not None])
     assert (line.status, line.usage.input_tokens) == ("failed", 100)
     assert guard.run_task("t", {"n": 1}, lambda _: "anew").cause == "retry"
+    del loop
+    guard.close()
+    gc.collect()
 
 
 def test_a_hint_that_finds_an_onlooker_goes_on_to_a_waiter(guard_of, tapped, crew, until):

@@ -564,6 +564,8 @@ def test_an_async_stream_at_the_end_of_its_loop(guard, how):
     assert nobody_holds(guard, flow, "a")
 
 
+# a loop that nobody wound up leaves the connections of its calls to the garbage collector
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore:loop is:ResourceWarning")
 def test_an_async_stream_that_outlives_its_loop(guard, until):
     body, _ = counting()
     flow = Kind("async").guarded(guard, body)
@@ -580,8 +582,13 @@ def test_an_async_stream_that_outlives_its_loop(guard, until):
     gc.collect()
     until(lambda: lines(guard) == [("failed", "first")])
     assert nobody_holds(guard, flow, "a")
+    del loop
+    guard.close()
+    gc.collect()
 
 
+# a loop that nobody wound up leaves the connections of its calls to the garbage collector
+@pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore:loop is:ResourceWarning")
 def test_an_async_stream_that_is_dropped_while_it_awaits(guard, until):
     reached = []
 
@@ -605,6 +612,9 @@ def test_an_async_stream_that_is_dropped_while_it_awaits(guard, until):
     coroutine.close()
     until(lambda: lines(guard) == [("failed", "first")])
     assert nobody_holds(guard, flow)
+    del loop
+    guard.close()
+    gc.collect()
 
 
 # --- two at once ---------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from enum import Enum, auto
 from idemguard.stores.clients import Meaning
 
 PATIENCE = 5.0  # seconds that a server is waited for that says: soon
+QUEUE = 300.0  # and a free connection of the pool, which is no outage
 GRACE = 0.5  # and one that cannot be reached, so that a restart is no outage
 BRIEF = 0.25  # and by who must not be held up
 LONGEST_PAUSE = 0.1
@@ -65,7 +66,7 @@ class Patience:
             if not connecting and self._tries == 1 and (not self._brief or passed < BRIEF):
                 return Then.AGAIN  # it broke in use: another connection may hold
         else:
-            limit = PATIENCE
+            limit = QUEUE if meaning is Meaning.BUSY else PATIENCE
         if self._brief:
             limit = min(limit, BRIEF)
         if passed >= limit:

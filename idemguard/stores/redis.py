@@ -95,6 +95,7 @@ class RedisStore:
         with suppress(StoreError):
             self._books.settle()
         self._ears.close()
+        self._drop_closed()
         self._side.leave_all()
         for loop, side in list(self._loops.items()):
             if loop.is_running():
@@ -168,6 +169,12 @@ class RedisStore:
                 self._clients.spoilt(client)
             raise
 
+    def _drop_closed(self) -> None:
+        """Loops that nobody wound up leave their connections to the garbage collector."""
+        for loop in list(self._loops):
+            if loop.is_closed():
+                del self._loops[loop]
+
     # --- on event loops -------------------------------------------------------------------------
 
     @property
@@ -188,6 +195,7 @@ class RedisStore:
         here = self._loops.get(loop)
         if here is not None:
             return self._threads() if here.over else here
+        self._drop_closed()
         client = self._clients.on_loop()
         if client is None:  # short steps in threads; a waiter takes up none
             return self._threads()
