@@ -16,6 +16,7 @@ import click
 import rich  # noqa: F401 - whoever lacks it is told now, not halfway
 
 from idemguard.errors import ConfigurationError, IdemguardError
+from idemguard.stores import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +132,7 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
         table.show(out, observed, enforced)
         if store is not None:
             names = " and ".join(namespace for namespace, _, _ in passes)
-            table.say(out, f"The ledger stays in {store}, namespaces {names}.")
+            table.say(out, f"The ledger stays in {without_password(store)}, namespaces {names}.")
     return _trouble([came for _, _, came in passes])
 
 

@@ -126,7 +126,8 @@ def _check_store(store: object) -> None:
         open_store(store)  # opens nothing yet, but says what is wrong with a URL or a path
     elif not isinstance(store, Store):
         raise ConfigurationError(
-            f"store= takes a URL or a store, and {type(store).__name__} has not its methods"
+            f"store= takes a URL or a store, and {type(store).__name__} has not its methods; "
+            "of a client of a server make one: idemguard.stores.redis.RedisStore(client)"
         )
 
 

@@ -140,13 +140,14 @@ def open_store(url: str) -> Store:
 
         return RedisStore(url)
     raise ConfigurationError(
-        f"store={_without_password(url)!r} is no store that idemguard knows: "
+        f"store={without_password(url)!r} is no store that idemguard knows: "
         "memory://, sqlite:///relative.db or sqlite:////absolute.db, or a server's: "
         f"{', '.join(f'{name}://' for name in _SERVERS)}"
     )
 
 
-def _without_password(url: str) -> str:
+def without_password(url: str) -> str:
+    """A URL as it may be shown."""
     head, at, tail = url.rpartition("@")
     scheme, separator, _ = head.partition("://")
     return f"{scheme}://***@{tail}" if at and separator else url
