@@ -118,6 +118,16 @@ def lead(url, namespace, rounds, begun, go, ended):
     guard.close()
 
 
+def all_wait(guard, calls):
+    """Until so many calls have found somebody else's claim."""
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        windows = guard.engine.store.windows(guard.engine.namespace, 0, 2**53)
+        if sum(window.counts.get("found", 0) for window in windows) >= calls:
+            return
+    raise RuntimeError("the waiters do not come to wait")
+
+
 def waking(url, crowd, rounds, *, loop):
     """Milliseconds from the leader's write (its reply, in another process) to each waiter's value."""
     namespace, context = uuid.uuid4().hex, multiprocessing.get_context("spawn")
@@ -137,7 +147,7 @@ def waking(url, crowd, rounds, *, loop):
 
             async def all_(number=round_, one=one):
                 tasks = [asyncio.create_task(one(number)) for _ in range(crowd)]
-                await asyncio.sleep(0.3)
+                await asyncio.to_thread(all_wait, guard, crowd * (number + 1))
                 let.send(None)
                 await asyncio.gather(*tasks)
 
@@ -152,7 +162,7 @@ def waking(url, crowd, rounds, *, loop):
             ]  # fmt: skip
             for thread in threads:
                 thread.start()
-            time.sleep(0.3)
+            all_wait(guard, crowd * (round_ + 1))
             let.send(None)
             for thread in threads:
                 thread.join()

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -91,16 +92,16 @@ def find_server() -> str:
     )
 
 
-class Closing:
+class Closing(ABC):
     """Starts with a `with` block, and ends with it."""
 
+    @abstractmethod
     def start(self) -> Self:
         """Begin; returns itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     def close(self) -> None:
         """End, and leave nothing behind."""
-        raise NotImplementedError
 
     def __enter__(self) -> Self:
         try:
