@@ -8,6 +8,7 @@ import select
 import socket
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -67,6 +68,11 @@ class Subscription:
         self.sent: set[str] = set()
         self.stood: set[str] = set()  # heard at some time since it was wanted
         self.standing: set[str] = set()
+        self._dropped: Counter[str] = Counter()  # whose end was asked for and not confirmed yet
+
+    def hears(self, channel: str) -> bool:
+        """Whether its hints arrive, and will go on to."""
+        return channel in self.standing and channel in self.wanted
 
     def changes(self) -> tuple[list[str], list[str]]:
         """What is to be subscribed to, and what no longer."""
@@ -76,6 +82,7 @@ class Subscription:
         self.sent.difference_update(drop)
         self.standing.difference_update(drop)
         self.stood.difference_update(drop)
+        self._dropped.update(drop)
         return add, drop
 
     def confirmed(self, channel: str) -> bool:
@@ -85,9 +92,19 @@ class Subscription:
         self.standing.add(channel)
         return anew
 
+    def ended(self, channel: str) -> bool:
+        """It is heard no longer; False: by the server's own doing, though it is wanted."""
+        if self._dropped[channel]:
+            self._dropped[channel] -= 1  # it may be wanted anew by now: that was asked for later
+            return True
+        self.sent.discard(channel)
+        self.standing.discard(channel)
+        return channel not in self.wanted
+
     def lost(self) -> list[str]:
         """Nothing is heard any longer."""
         self.sent.clear()
+        self._dropped.clear()
         standing = list(self.standing)
         self.standing.clear()
         return standing
@@ -133,7 +150,7 @@ class Ears:
             StoreError, StoreUnavailableError: it could not be made.
 
         """
-        if any(channel in ear.subscription.standing for ear in self._ears.copy().values()):
+        if any(ear.subscription.hears(channel) for ear in self._ears.copy().values()):
             return
         node, client = self._clients.home(self._clients.plain(), channel)
         ready: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -160,10 +177,14 @@ class Ears:
 
     def tidy(self) -> None:
         """Hear no longer what nobody waits for."""
-        channels = list(self._listener.idle())
-        for ear in self._ears.copy().values():
-            for channel in channels:
-                ear.unwant(channel)
+        ears, idle = list(self._ears.copy().values()), set(self._listener.idle())
+        unwanted = [(ear, channel) for ear in ears for channel in idle if ear.unwant(channel)]
+        if not unwanted:
+            return
+        still = set(self._listener.idle())  # who came meanwhile may have found it standing
+        for ear, channel in unwanted:
+            if channel not in still:
+                ear.want(channel, None)
 
     @property
     def listener(self) -> SyncListener:
@@ -222,10 +243,13 @@ class _Ear:
         self._nudge()
         return True
 
-    def unwant(self, channel: str) -> None:
-        """Hear this no longer."""
+    def unwant(self, channel: str) -> bool:
+        """Hear this no longer; whether it was wanted."""
         with self._lock:
-            self.subscription.wanted.pop(channel, None)
+            if channel not in self.subscription.wanted:
+                return False
+            del self.subscription.wanted[channel]
+            return True
 
     def end(self) -> None:
         """Hear nothing any longer."""
@@ -316,7 +340,7 @@ class _Ear:
             self._ears.listener.stands(channel, anew=anew)
             for ready in waiting:
                 ready.put(None)
-        elif channel in self.subscription.wanted:  # the server has given its slot away
+        elif not self.subscription.ended(channel):  # the server has given its slot away
             raise StoreUnavailableError("the slot of a channel has moved")
 
     def _broken(self, error: BaseException) -> None:
@@ -368,7 +392,7 @@ class LoopEars:
             StoreError, StoreUnavailableError: it could not be made.
 
         """
-        if any(channel in ear.subscription.standing for ear in self._ears.values()):
+        if any(ear.subscription.hears(channel) for ear in self._ears.values()):
             return
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         try:
@@ -507,7 +531,7 @@ class _LoopEar:
             for ready in self._ready.pop(channel, []):
                 if not ready.done():
                     ready.set_result(None)
-        elif channel in self.subscription.wanted:  # the server has given its slot away
+        elif not self.subscription.ended(channel):  # the server has given its slot away
             raise StoreUnavailableError("the slot of a channel has moved")
 
     async def _broken(self, error: Exception) -> None:

@@ -26,6 +26,7 @@ BUSY = 8  # ms that SQLite itself waits for another process: it tries after 1, 3
 PAUSE = 0.001  # seconds, about, until we have it try again; left alone it would wait ever longer
 CHECK = 1.0  # seconds between two looks at whether the file is still the one that is open
 HOLD = 2.0  # seconds that a fork waits for steps of other threads
+_own = random.Random()  # noqa: S311 - pauses; the application's own numbers stay as it seeded them
 ANOTHER = "give this project a file of its own (store=)"
 
 
@@ -121,7 +122,7 @@ class File:
                     raise self._spoken(error, patience) from error
             except (OSError, UnicodeEncodeError, OverflowError) as error:
                 raise self._spoken(error, patience) from error
-            time.sleep(PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - so that two do not keep step
+            time.sleep(PAUSE * _own.uniform(0.5, 1.5))  # so that two do not keep step
 
     def _act(self, begin: str | None, act: Callable[[sqlite3.Connection], T]) -> T:
         between, self._inside = self._inside, True
