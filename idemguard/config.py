@@ -8,13 +8,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from idemguard.errors import ConfigurationError
 from idemguard.guard import Policy
 from idemguard.pricing import Pricer, price_by
 from idemguard.record import Mode
-from idemguard.stores import Store, open_store
+from idemguard.stores import Client, Store, as_store, open_store
+
+if TYPE_CHECKING:
+    from idemguard.usage import Price
 
 Seconds: TypeAlias = "float | timedelta"
 
@@ -46,20 +49,21 @@ class Policies(TypedDict, total=False):
 class Given(Policies, total=False):
     """The keywords of a guard."""
 
-    store: str | Store | None
+    store: str | Store | Client | None
     namespace: str | None
     volatile: Collection[str]
     pricer: Pricer | None
     max_result_bytes: int | None
     retention: Seconds | None
     window_retention: Seconds | None
+    field_digests: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """What a guard is set to; absent is None, and counts as the default shown beside it."""
 
-    store: str | Store | None = None  # IDEMGUARD_STORE, then .idemguard/idemguard.db
+    store: str | Store | Client | None = None  # IDEMGUARD_STORE, then .idemguard/idemguard.db
     namespace: str | None = None  # IDEMGUARD_NAMESPACE, then "default"
     volatile: Collection[str] = ()  # more names to drop from every payload
     ttl: Seconds | None = None  # 900
@@ -70,10 +74,11 @@ class Settings:
     on_lost: str | None = None  # "rerun"
     on_store_error: str | None = None  # "raise"
     mode: str | None = None  # "enforce"
-    pricer: Pricer | None = None
+    pricer: Pricer | None = None  # IDEMGUARD_PRICER, then nothing is priced
     max_result_bytes: int | None = None  # 8 MiB
     retention: Seconds | None = None  # 24 h
     window_retention: Seconds | None = field(default=8 * DAY)  # None: for ever
+    field_digests: bool | None = None  # True
 
 
 POLICIES = tuple(sorted(Policies.__optional_keys__))
@@ -101,7 +106,8 @@ def settings(given: Mapping[str, Any]) -> Settings:
     found = Settings(**given)
     policy(found, {})
     price_by(found.pricer)
-    _check_store(found.store)
+    if found.store is not None:
+        as_store(found.store)  # opens nothing yet, but says what is wrong with it
     if found.namespace is not None:
         text("namespace", found.namespace)
     limit = found.max_result_bytes
@@ -111,24 +117,14 @@ def settings(given: Mapping[str, Any]) -> Settings:
         milliseconds("retention", found.retention, least=1)
     if found.window_retention is not None:
         milliseconds("window_retention", found.window_retention, least=1)
+    if found.field_digests not in (None, True, False):
+        raise ConfigurationError(f"field_digests= takes True or False, not {found.field_digests!r}")
     volatile = found.volatile
     if isinstance(volatile, str) or not isinstance(volatile, Collection):
         raise ConfigurationError(f"volatile= takes a collection of names, not {volatile!r}")
     for name in volatile:
         text("volatile", name)
     return found
-
-
-def _check_store(store: object) -> None:
-    if store is None:
-        return
-    if isinstance(store, str):
-        open_store(store)  # opens nothing yet, but says what is wrong with a URL or a path
-    elif not isinstance(store, Store):
-        raise ConfigurationError(
-            f"store= takes a URL or a store, and {type(store).__name__} has not its methods; "
-            "of a client of a server make one: idemguard.stores.redis.RedisStore(client)"
-        )
 
 
 def policy(base: Settings, given: Mapping[str, Any]) -> Policy:
@@ -230,6 +226,18 @@ def limit(base: Settings) -> int:
     return base.max_result_bytes if base.max_result_bytes is not None else _DEFAULT_LIMIT
 
 
+def price(base: Settings) -> Price | None:
+    """How usage is priced: as set, else as `IDEMGUARD_PRICER` says, else not at all.
+
+    Raises:
+        ConfigurationError: the environment names no pricer.
+
+    """
+    if base.pricer is not None:
+        return price_by(base.pricer)
+    return price_by(os.environ.get("IDEMGUARD_PRICER") or None)
+
+
 def namespace(base: Settings) -> str:
     """Set, else `IDEMGUARD_NAMESPACE`, else "default"."""
     return base.namespace or os.environ.get("IDEMGUARD_NAMESPACE") or "default"
@@ -243,10 +251,8 @@ def store(base: Settings) -> Store:
 
     """
     named = base.store if base.store is not None else os.environ.get("IDEMGUARD_STORE") or None
-    if isinstance(named, str):
-        return open_store(named)
     if named is not None:
-        return named
+        return as_store(named)
     for mark, where in SHARED_NOTHING.items():
         if os.environ.get(mark):
             raise ConfigurationError(

@@ -26,7 +26,15 @@ from servers.server import HOST, Server, free_port
 from servers.server import until as wait_until
 
 from idemguard.errors import ConfigurationError, StoreError, StoreUnavailableError
-from idemguard.stores.clients import Clients, Meaning, close_async, connecting, meaning, spoken
+from idemguard.stores.clients import (
+    Clients,
+    Meaning,
+    Turns,
+    close_async,
+    connecting,
+    meaning,
+    spoken,
+)
 
 pytest_plugins = ["servers.fixtures"]
 
@@ -165,9 +173,9 @@ NAMES = {
     "redis+sentinel://h/mymaster": "redis+sentinel://h:26379/mymaster",
     f"redis+sentinel://me:{SECRET}@h:1,i:2/mymaster/3": "redis+sentinel://h:1,i:2/mymaster/3",
     f"redis+sentinel://h/m?sentinel_username=s&sentinel_password={SECRET}&ssl=true": (
-        "redis+sentinel://h:26379/m"
+        "rediss+sentinel://h:26379/m"
     ),
-    "redis://h?ssl=true&ssl_cert_reqs=none": "redis://h:6379/0",
+    "redis://h?ssl=true&ssl_cert_reqs=none": "rediss://h:6379/0",
     "redis://h?decode_responses=true&encoding=latin-1&retry_on_timeout=1": "redis://h:6379/0",
 }
 
@@ -300,7 +308,7 @@ def test_without_a_word_of_it_in_the_url_a_client_waits_for_little_and_repeats_n
     client = clients.plain()
     pool = client.connection_pool
     assert isinstance(pool, redis.BlockingConnectionPool)
-    assert (pool.max_connections, pool.timeout) == (50, 5)
+    assert (pool.max_connections, pool.timeout) == (50, 300)
     assert one(client)["socket_connect_timeout"] == 2
     assert one(client)["socket_timeout"] == 5
     assert one(client)["retry"]._retries == 0
@@ -381,6 +389,49 @@ def test_threads_share_one_client_and_wait_for_its_connections(standalone, crew)
     assert len(made) == 1
     assert standalone.tell("GET", "n") == b"160"
     clients.close()
+
+
+def test_turns_are_given_in_the_order_of_coming(crew):
+    turns, order = Turns(2), []
+
+    def use(n, first):
+        assert turns.take(20, first=first)
+        order.append(n)
+        turns.give()
+
+    assert [turns.take(0), turns.take(0)] == [True, True]
+    assert turns.take(0.01) is False  # and it is not left a place among those who wait
+    calls = []
+    for n in range(5):
+        calls.append(crew.start(use, n, n == 4))
+        wait_until(lambda n=n: len(turns._waiting) == n + 1)
+    turns.give()
+    for call in calls:
+        call.result(20)
+    assert order == [4, 0, 1, 2, 3]
+    assert turns.take(0) is True
+    assert turns.take(0) is False
+
+
+def test_who_waits_for_a_turn_goes_on_with_the_next_client(standalone, crew):
+    clients = Clients.from_url(standalone.url + "?max_connections=1")
+    held, spoilt = clients.take(20), clients.plain()
+    calls = [crew.start(clients.take, 20) for _ in range(2)]
+    wait_until(lambda: len(held._waiting) == 2)
+    clients.spoilt(spoilt)  # as an interrupt does, which may have cost a turn
+    wait_until(lambda: any(call.done() for call in calls))
+    assert clients.plain() is not spoilt
+    turns = next(call for call in calls if call.done()).result()
+    assert turns is not held
+    turns.give()
+    assert {call.result(20) for call in calls} == {turns}
+    with pytest.raises(StoreUnavailableError, match=r"are in use at redis://.*0\.01 s"):
+        clients.take(0.01)
+    turns.give()
+    held.give()  # late, to those that nobody uses any longer
+    clients.close()
+    handed = Clients.of(standalone.own)
+    assert handed.take(0) is None  # its pool has other users
 
 
 def test_sentinels_new_primary_is_found(sentinel):
@@ -627,14 +678,70 @@ def test_where_a_key_lives(cluster, standalone):
 
     called(clients, on_loop)
     clients.close()
-    alone = Clients.from_url(standalone.url)
-    assert alone.home(alone.plain(), "k") == ("", alone.plain())
 
-    async def at_one(client):
-        assert await alone.ahome(client, "k") == ("", client)
 
-    called(alone, at_one)
-    alone.close()
+def test_who_listens_takes_up_no_connection_of_those_who_call(standalone):
+    clients = Clients.from_url(standalone.url + "?max_connections=1&timeout=0.05")
+    plain = clients.plain()
+    node, home = clients.home(plain, "k")
+    assert (node, clients.home(plain, "k")[1]) == ("", home)
+    pubsub = home.pubsub()
+    pubsub.subscribe("k")
+    assert plain.publish("k", "v") == 1
+    pubsub.close()
+
+    async def on_loop(client):
+        node, home = await clients.ahome(client, "k")
+        assert node == ""
+        assert clients.owns(home)
+        pubsub = home.pubsub()
+        await pubsub.subscribe("k")
+        assert await client.publish("k", "v") == 1
+        await pubsub.aclose()
+        await close_async(home)
+        await close_async((await clients.ahome(client, "k"))[1])  # one that was never used
+
+    called(clients, on_loop)
+    clients.close()
+    until_gone(standalone, 1)
+
+
+def test_a_client_that_was_handed_over_listens_itself(standalone):
+    handed = standalone.client()
+    assert Clients.of(handed).home(handed, "k") == ("", handed)
+
+    async def on_loop():
+        handed = redis.asyncio.Redis(host=HOST, port=standalone.port)
+        clients = Clients.of(handed)
+        assert clients.on_loop() is handed
+        assert await clients.ahome(handed, "k") == ("", handed)
+        await handed.aclose()
+
+    asyncio.run(on_loop())
+
+
+def until_gone(server, number):
+    """Wait until the server has no more connections than the test's own."""
+    wait_until(lambda: len(server.own.client_list()) <= number)
+
+
+def at_one(library, kind, standalone):
+    pool = getattr(library, kind)(host=HOST, port=standalone.port, max_connections=1)
+    return library.Redis(connection_pool=pool)
+
+
+@pytest.mark.parametrize("kind", ["ConnectionPool", "BlockingConnectionPool"])
+def test_a_client_with_one_connection_is_refused(api, kind, standalone):
+    client = at_one(importlib.import_module(api), kind, standalone)
+    with pytest.raises(ConfigurationError, match=r"max_connections=2.*or give a URL"):
+        Clients.of(client)
+
+
+def test_a_cluster_client_with_one_connection_to_a_node_is_refused(cluster):
+    client = redis.RedisCluster(host=HOST, port=cluster.ports[0], max_connections=1)
+    with pytest.raises(ConfigurationError, match="max_connections=2"):
+        Clients.of(client)
+    client.close()
 
 
 def test_the_home_of_an_asyncio_clusters_key_takes_over_its_user(own_cluster_with_users):
@@ -1073,7 +1180,7 @@ def test_a_pool_that_is_used_up(api, pool, standalone):
 def test_a_clusters_pool_that_is_used_up_is_no_broken_node(cluster):
     clients = Clients.from_url(cluster.url + "?max_connections=1&timeout=0.05")
     plain = clients.plain()
-    _, node = clients.home(plain, "k")
+    node = plain.get_redis_connection(plain.get_node_from_key("k"))
     held = taken_from(node.connection_pool)
     cluster.forget()
     with pytest.raises(redis.RedisError) as caught:

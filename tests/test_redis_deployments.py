@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from contextlib import contextmanager
 from itertools import combinations, product
 
@@ -26,7 +27,7 @@ from test_redis_faults import KINDS, LONG, Lab
 from idemguard import Guard
 from idemguard.claim import Sweep
 from idemguard.errors import StoreError
-from idemguard.stores import wire
+from idemguard.stores import patience, wire
 from idemguard.stores.redis import RedisStore
 
 # what an ACL user needs, as the documentation says
@@ -218,15 +219,15 @@ def test_a_call_lives_through_a_failover_of_the_primary(sentinel, kind, how):
     lab = Lab(sentinel.url, kind, on_store_error="raise", lease=20)
     try:
         assert lab.call(1).source == "executed"
-        leader, waiter = lab.lead(2), lab.start(2)
+        leader, waiter = _lead(lab, 2), lab.start(2)
         until(lambda: _found(lab) == 1, LONG, "it waits")
         old = sentinel.primary
-        assert old.tell("WAIT", 1, 5000) == 1  # what is lost with a primary is another test's
+        _copied(old)
         getattr(sentinel, how)()
         if how == "kill_primary":
             sentinel.followed(old)
-        else:  # until it is a replica it takes writes that nobody keeps
-            until(lambda: old.tell("ROLE")[0] == b"slave", LONG, "the old one follows")
+        else:  # what it is told until then is lost: the tests below
+            _follows(old)
         lab.gate.set()
         assert leader.result(LONG).result == "value of 2"
         served = waiter.result(LONG)
@@ -245,7 +246,7 @@ def test_a_call_lives_through_a_node_that_is_killed(own_cluster, kind):
     lab = Lab(own_cluster.url, kind, lease=20)
     try:
         lab.call(1)
-        leader, waiter = lab.lead(2), lab.start(2)
+        leader, waiter = _lead(lab, 2), lab.start(2)
         until(lambda: _found(lab) == 1, LONG, "it waits")
         node = own_cluster.owner(own_cluster.slot(wire.keys(lab.address(2))[0]))
         replica = own_cluster.replica_of(node)
@@ -262,6 +263,203 @@ def test_a_call_lives_through_a_node_that_is_killed(own_cluster, kind):
         lab.close()
 
 
+# --- what a failover loses -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_claim_that_was_not_copied_is_lost_with_its_primary(sentinel, kind):
+    first, second = Lab(sentinel.url, kind, lease=20), Lab(sentinel.url, kind, lease=20)
+    try:
+        _cut(sentinel)
+        leader = _lead(first, 1)
+        old, new = sentinel.primary, sentinel.replica
+        assert (_kept(old, first), _kept(new, first)) == (1, 0)
+        sentinel.kill_primary()
+        assert sentinel.followed(old) is new
+        assert second.call(1).source == "executed"  # nobody there knows of the leader
+        first.gate.set()
+        outcome = leader.result(LONG)
+        assert (outcome.source, outcome.result, outcome.lost) == ("executed", "value of 1", True)
+        assert first.call(1).source == "reused"
+        assert (first.bodies, second.bodies) == ([1], [1])
+        _told_as(second, [("late", "first"), ("ok", "first")])
+        assert (second.ledger.doubled_share(), second.ledger.duplication_rate()) == (1.0, 0.0)
+    finally:
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize("by", ["renewal", "completion"])
+def test_a_claim_that_was_lost_with_its_primary_is_taken_up_again(sentinel, by):
+    lease = {"renewal": 1.5, "completion": 20}[by]
+    first, second = (Lab(sentinel.url, "plain", lease=lease) for _ in range(2))
+    try:
+        _cut(sentinel)
+        leader = _lead(first, 1)
+        old, new = sentinel.primary, sentinel.replica
+        sentinel.kill_primary()
+        sentinel.followed(old)
+        if by == "renewal":
+            until(lambda: _kept(new, first), LONG, "it is renewed")
+            waiter = second.start(1)
+            until(lambda: _found(second) == 1, LONG, "it waits")
+        assert (by == "renewal") == _kept(new, first)
+        first.gate.set()
+        outcome = leader.result(LONG)
+        assert (outcome.source, outcome.lost) == ("executed", False)
+        if by == "renewal":
+            assert waiter.result(LONG).source == "reused"
+        assert second.call(1).source == "reused"
+        assert (first.bodies, second.bodies) == ([1], [])
+        _told_as(second, [("ok", "first")])
+    finally:
+        first.close()
+        second.close()
+
+
+def test_what_an_old_primary_is_told_after_its_successor_leads_is_lost(sentinel):
+    """A failover by command leaves the old one a primary for some time, with its connections."""
+    first, second = (Lab(sentinel.url, kind, lease=2.4) for kind in KINDS)
+    try:
+        leader = _lead(first, 1)
+        old = sentinel.primary
+        _copied(old)
+        sentinel.watchers[0].tell("SENTINEL", "DEBUG", "publish-period", 60_000)
+        sentinel.failover()  # and for four such periods the old one is not told
+        first.gate.set()
+        outcome = leader.result(LONG)
+        assert (outcome.source, outcome.lost) == ("executed", False)
+        assert old.tell("ROLE")[0] == b"master"
+        again = second.call(1)  # of the new one: there it was renewed no longer
+        assert (again.source, again.cause) == ("executed", "lost")
+        sentinel.watchers[0].tell("SENTINEL", "DEBUG", "publish-period", 100)
+        _follows(old)
+        assert first.call(1).source == "reused"
+        assert (first.bodies, second.bodies) == ([1], [1])
+        _told_as(first, [("lost", "first"), ("ok", "lost")])
+        assert (first.ledger.doubled_share(), first.ledger.duplication_rate()) == (1.0, 0.5)
+    finally:
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize("sentinel", [{"args": ("--min-replicas-to-write", 1)}], indirect=True)
+def test_a_primary_that_wants_a_replica_takes_nothing_alone(sentinel, monkeypatch):
+    first, second = (Lab(sentinel.url, kind, lease=20) for kind in KINDS)
+    try:
+        leader = _lead(first, 1)
+        old = sentinel.primary
+        _copied(old)
+        new = sentinel.failover()
+        first.gate.set()  # the old one refuses it, and so does the new one until it has a replica
+        outcome = leader.result(LONG)
+        assert (outcome.source, outcome.lost) == ("executed", False)
+        _follows(old)
+        first.told()
+        assert second.call(1).source == "reused"
+        old.kill()
+        until(lambda: _replicas(new) == 0, LONG, "it is alone")
+        monkeypatch.setattr(patience, "PATIENCE", 0.2)
+        with pytest.raises(StoreError, match="NOREPLICAS"):
+            second.call(2)
+        assert (first.bodies, second.bodies) == ([1], [])
+        old.start()
+        until(lambda: _replicas(new) == 1, LONG, "it has a replica")
+        assert second.call(2).source == "executed"
+    finally:
+        first.close()
+        second.close()
+
+
+@pytest.mark.parametrize(
+    "sentinel", [{"replicas": 2, "args": ("--min-replicas-to-write", 1)}], indirect=True
+)
+def test_who_is_refused_by_an_old_primary_finds_the_new_one(sentinel):
+    first, second = (Lab(sentinel.url, kind, lease=20) for kind in KINDS)
+    try:
+        assert (first.call(1).source, second.call(2).source) == ("executed", "executed")
+        leader, old = _lead(first, 3), sentinel.primary
+        assert old.tell("WAIT", 2, 5000) == 2
+        sentinel.watchers[0].tell("SENTINEL", "DEBUG", "publish-period", 60_000)
+        new = sentinel.failover()
+        until(lambda: _replicas(new) == 1, LONG, "the other replica follows the new one")
+        began = time.monotonic()
+        first.gate.set()
+        assert leader.result(LONG).source == "executed"
+        assert second.call(4).source == "executed"
+        assert time.monotonic() - began < patience.PATIENCE / 2
+        assert old.tell("ROLE")[0] == b"master"
+        assert second.call(3).source == "reused"
+        first.told()
+        assert (first.bodies, second.bodies) == ([1, 3], [2, 4])
+    finally:
+        first.close()
+        second.close()
+
+
+def test_a_coordinated_failover_loses_nothing(sentinel):
+    old, watcher = sentinel.primary, sentinel.watchers[0]
+    if int(old.own.info("server").get("valkey_version", "0").split(".")[0]) < 9:
+        pytest.skip("came with Valkey 9")
+    first, second = (Lab(sentinel.url, kind, lease=20) for kind in KINDS)
+    try:
+        leader = _lead(first, 1)
+        watcher.tell("SENTINEL", "DEBUG", "publish-period", 60_000)
+        watcher.tell("SENTINEL", "FAILOVER", "mymaster", "COORDINATED")
+        sentinel.followed(old)
+        first.gate.set()
+        outcome = leader.result(LONG)
+        assert (outcome.source, outcome.lost) == ("executed", False)
+        assert second.call(1).source == "reused"
+        assert (first.bodies, second.bodies) == ([1], [])
+        _told_as(second, [("ok", "first")])
+    finally:
+        first.close()
+        second.close()
+
+
+def _lead(lab, n):
+    """A call of task `n` that is inside, whichever bodies were before."""
+    leader = lab.lead(n)
+    until(lambda: n in lab.bodies, LONG, "it leads")
+    return leader
+
+
+def _copied(primary):
+    """What a primary was told has come to its replica."""
+    assert primary.tell("WAIT", 1, 5000) == 1
+
+
+def _follows(old):
+    """A primary that was has become a replica."""
+    until(lambda: old.tell("ROLE")[0] == b"slave", LONG, "the old one follows")
+
+
+def _cut(sentinel):
+    """The primary's writes come to its replica no longer."""
+    primary, replica = sentinel.primary, sentinel.replica
+    primary.tell("ACL", "SETUSER", "default", "-psync", "-sync")
+    primary.tell("CLIENT", "KILL", "TYPE", "replica")
+    link = "master_link_status"
+    until(lambda: replica.own.info("replication")[link] == "down", LONG, "it is cut off")
+
+
+def _replicas(primary):
+    """How many it counts that are there, where it wants some."""
+    return primary.own.info("replication")["min_slaves_good_slaves"]
+
+
+def _kept(server, lab):
+    """Whether a server has the record of task 1."""
+    return server.tell("EXISTS", wire.keys(lab.address(1))[0])
+
+
+def _told_as(lab, lines):
+    """What the ledger says of task 1: each execution's status and cause, sorted."""
+    told = lab.ledger.executions(lab.task(1).fingerprint)
+    assert sorted((str(line.status), str(line.cause)) for line in told) == lines
+
+
 # --- what moves ------------------------------------------------------------------------------------
 
 
@@ -273,7 +471,7 @@ def test_calls_go_on_while_their_slot_moves(cluster, kind):
         second = next(n for n in range(first + 1, 999) if _tag(lab, n) == _tag(lab, 0))
         slot = cluster.slot(wire.keys(lab.address(0))[0])
         lab.call(first)
-        leader = lab.lead(0)
+        leader = _lead(lab, 0)
         move = cluster.moving(slot, cluster.other(cluster.owner(slot)))
         move.begin()
         windows = wire.shard_keys("default", wire.digit(lab.address(0).fingerprint))[0]

@@ -132,6 +132,8 @@ class Lab:
     def lead(self, n=1, **policy) -> Future:
         """A call whose body is inside when this returns, until `gate` is set."""
         self.gate.clear()
+        while self.inside.acquire(blocking=False):
+            pass  # bodies of earlier calls
         leader = self.start(n, **policy)
         assert self.inside.acquire(timeout=LONG)
         return leader

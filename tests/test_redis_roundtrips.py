@@ -21,7 +21,7 @@ SOON = 10.0  # seconds within which what happens at once has happened
 EXECUTED = Counter(begin=1, complete=1)
 REUSED = Counter(begin=1)
 # a namespace is one key of its own, which in a cluster no script on a task can touch
-REGISTERED = Counter(SADD=1, PEXPIRE=1)
+REGISTERED = Counter(SADD=1, PEXPIRE=1, secret=1)
 PRICES = {"m": {"input": "3", "output": "15"}}
 
 
@@ -79,7 +79,7 @@ def run(kind, guard, act, *tasks):
 
     def body(payload):
         record_usage(model="m", input_tokens=10, output_tokens=2)
-        if payload == "fails":
+        if payload["name"] == "fails":
             raise LookupError
         return payload
 
@@ -89,7 +89,7 @@ def run(kind, guard, act, *tasks):
     async def loop():
         for payload in tasks:
             try:
-                act((await guard.run_task("work", payload, abody)).source)
+                act((await guard.run_task("work", {"name": payload}, abody)).source)
             except LookupError:
                 act("failed")
 
@@ -98,7 +98,7 @@ def run(kind, guard, act, *tasks):
         return
     for payload in tasks:
         try:
-            act(guard.run_task("work", payload, body).source)
+            act(guard.run_task("work", {"name": payload}, body).source)
         except LookupError:
             act("failed")
 
@@ -152,10 +152,10 @@ def test_a_renewal_is_one_request(counting, kind, crew, until):
         if kind == "async":
 
             async def main():
-                return await counting.guard.run_task("work", 1, abody, lease=0.45)
+                return await counting.guard.run_task("work", {"n": 1}, abody, lease=0.45)
 
             return asyncio.run(main())
-        return counting.guard.run_task("work", 1, body, lease=0.45)
+        return counting.guard.run_task("work", {"n": 1}, body, lease=0.45)
 
     started = time.monotonic()
     leader = crew.start(call)
@@ -211,6 +211,7 @@ def test_many_waiters_cost_what_one_costs(lab, proxy, crew, until, kind, count):
     counting, started = Counting(proxy), time.monotonic()
     waiters = crew.start(crowd, kind, counting.guard, count)
     until(lambda: found_a_claim(lab.store) == count)
+    until(lambda: counting.so_far()["SUBSCRIBE"] and counting.so_far()["look"])
     entry = counting.since()
     booked = entry.pop("share", 0)
     assert booked <= 2 + (time.monotonic() - started) / 0.05  # bookings go by time

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 from idemguard.errors import ConfigurationError
 
@@ -87,6 +87,14 @@ class Store(Protocol):
         ...
 
 
+class Client(Protocol):
+    """A client of a server: redis-py's or valkey-py's, sync or asyncio."""
+
+    def execute_command(self, *args: Any, **options: Any) -> Any:
+        """Send a command."""
+        ...
+
+
 class AsyncStore(Protocol):
     """The part of a store that calls on an event loop use.
 
@@ -107,6 +115,31 @@ class AsyncStore(Protocol):
     def look(self, address: Address) -> Awaitable[tuple[Record, int]]:
         """As `Store.look`."""
         ...
+
+
+def as_store(given: object) -> Store:
+    """The store that somebody means.
+
+    Args:
+        given: a store, the URL of one, or a client of a server.
+
+    Raises:
+        ConfigurationError: it is none of these, or one that cannot be used.
+
+    """
+    if isinstance(given, str):
+        return open_store(given)
+    if isinstance(given, Store) and not isinstance(given, type):
+        return given
+    kinds = (given if isinstance(given, type) else type(given)).__mro__
+    if any(kind.__module__.partition(".")[0] in ("redis", "valkey") for kind in kinds):
+        from idemguard.stores.redis import RedisStore  # noqa: PLC0415 - loaded when needed
+
+        return RedisStore(given)
+    raise ConfigurationError(
+        "store= takes a URL, a store, or a client of redis-py or valkey-py, and "
+        f"{type(given).__name__} is none of these"
+    )
 
 
 def open_store(url: str) -> Store:

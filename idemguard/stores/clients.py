@@ -6,24 +6,27 @@ import asyncio
 import inspect
 import math
 import re
+import socket
 import ssl
 import threading
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from queue import Full, SimpleQueue
+from queue import Empty, Full, SimpleQueue
 from typing import Any, NoReturn
 from urllib.parse import parse_qsl, unquote
-from weakref import WeakSet, ref
+from weakref import WeakKeyDictionary, ref
 
 from idemguard.errors import ConfigurationError, StoreError, StoreUnavailableError
 
 CONNECT_TIMEOUT = 2.0  # seconds
-TIMEOUT = 5.0  # seconds for an answer, and for a free connection
+TIMEOUT = 5.0  # seconds for an answer
+QUEUE = 300.0  # and for a free connection, which is no outage
 CONNECTIONS = 50  # at most, per client
 
 _parked: list[Any] = []  # a parent's clients: closing one would end its connections in the parent
@@ -46,7 +49,9 @@ class Clients:
         self._asyncio = handed is not None and _is_async(handed)
         self._lock = threading.Lock()
         self._plain: Any = None
-        self._made: WeakSet[Any] = WeakSet()  # on loops
+        self._turns = self._new_turns()
+        self._hearing: dict[str, Any] = {}  # clients that listen, by node
+        self._made: WeakKeyDictionary[Any, ref[asyncio.AbstractEventLoop]] = WeakKeyDictionary()
         self._loop: ref[asyncio.AbstractEventLoop] | None = None  # of the client handed over
         self._inherited = False
 
@@ -78,6 +83,7 @@ class Clients:
 
         """
         _refuse_others(client)
+        _refuse_one_place(client)
         if _is_async(client):
             target = _target_of(client)
             return cls(target.name(), target, client)
@@ -86,6 +92,52 @@ class Clients:
         except (ConfigurationError, AttributeError, KeyError, TypeError):
             name = type(client).__name__
         return cls(name, None, client)
+
+    def _new_turns(self) -> Turns | None:
+        # the pool of a client that was handed over has users that are not known here
+        return None if self._target is None else Turns(self._target.size)
+
+    def take(self, seconds: float, *, first: bool = False) -> Turns | None:
+        """Wait until a connection of the sync client is free; the caller gives it back.
+
+        Args:
+            seconds: how long at most.
+            first: whether before all who wait already.
+
+        Returns:
+            What to `give()` it back to; None where it is not known when one is free.
+
+        Raises:
+            StoreUnavailableError: none was free in time.
+
+        """
+        while True:
+            turns = self._turns
+            if turns is None:
+                return None
+            mine = turns.take(seconds, first=first)
+            if mine:
+                return turns
+            if mine is not None:
+                raise self.crowded(seconds)
+
+    def places(self, client: Any) -> asyncio.Semaphore | None:
+        """What those wait for who share a loop's client; None where that knows of others, too."""
+        if self._target is None or not self.owns(client):
+            return None
+        return asyncio.Semaphore(self._target.size)
+
+    @property
+    def patience(self) -> float:
+        """How long a free connection of ours is waited for, s."""
+        return QUEUE if self._target is None else self._target.wait
+
+    def crowded(self, seconds: float) -> StoreUnavailableError:
+        """The error where no connection was free in time."""
+        return StoreUnavailableError(
+            f"all connections of its pool are in use at {self.name}, and none became free within "
+            f"{seconds:g} s; max_connections says how many there are"
+        )
 
     def plain(self) -> Any:
         """The sync client of this process, made at the first call; a cluster's connects then."""
@@ -112,8 +164,11 @@ class Clients:
             return self._handed
         if not _takes_all(self._target):
             return None
-        client = _build(self._target, loop=True)
-        self._made.add(client)
+        return self._on_this_loop(self._target)
+
+    def _on_this_loop(self, target: _Target) -> Any:
+        client = _build(target, loop=True)
+        self._made[client] = ref(asyncio.get_running_loop())
         return client
 
     def owns(self, client: Any) -> bool:
@@ -122,10 +177,12 @@ class Clients:
 
     def forked(self) -> None:
         """In a child process: make new clients, touch none of the parent's."""
-        _parked.extend([self._plain, self._handed, *self._made])
+        _parked.extend([self._plain, self._handed, self._hearing, *self._made])
         self._lock = threading.Lock()
         self._plain = None
-        self._made = WeakSet()
+        self._turns = self._new_turns()
+        self._hearing = {}
+        self._made = WeakKeyDictionary()
         self._loop = None
         self._inherited = True
 
@@ -134,6 +191,10 @@ class Clients:
 
         One that was handed over stays in use.
         """
+        with self._lock:
+            turns, self._turns = self._turns, self._new_turns()
+        if turns is not None:
+            turns.end()  # one may have been taken and never given back
         with self._lock:
             if client is None or self._plain is not client:
                 return
@@ -145,37 +206,56 @@ class Clients:
     def close(self) -> None:
         """Close the sync client if it is ours; the next use makes a new one."""
         with self._lock:
-            made, self._plain = self._plain, None
-        if made is not None:
-            _close(made)
+            made = [self._plain, *self._hearing.values()]
+            self._plain, self._hearing = None, {}
+        for each in made:
+            if each is not None:
+                _close(each)
 
     def home(self, client: Any, key: str) -> tuple[str, Any]:
         """Where a channel of the key's slot is served: the node's name, and a sync client of it.
 
-        Outside a cluster `("", client)`. Raises what the client raises.
+        Outside a cluster the name is empty. A client of ours that listens is no other, so that
+        listening takes up none of the connections that calls use. Raises what the client raises.
         """
-        if not _is_cluster(client):
-            return "", client
-        node = client.get_node_from_key(key)
-        of_node = f"get_{_root(client)}_connection"  # as redis-py and valkey-py call it
-        return node.name, getattr(client, of_node)(node)
+        node = client.get_node_from_key(key) if _is_cluster(client) else None
+        name = "" if node is None else node.name
+        if node is not None:
+            of_node = f"get_{_root(client)}_connection"  # as redis-py and valkey-py call it
+            client = getattr(client, of_node)(node)
+        if self._target is None:
+            return name, client
+        with self._lock:
+            if name not in self._hearing:
+                pool = client.connection_pool
+                target = self._target
+                if node is not None:
+                    target = _of_node(node, target.root, pool.connection_class, pool)
+                self._hearing[name] = _build(replace(target, size=CONNECTIONS), loop=False)
+            return name, self._hearing[name]
 
     async def ahome(self, client: Any, key: str) -> tuple[str, Any]:
-        """As `home`, for an asyncio client; in a cluster a new client, which the caller closes."""
+        """As `home`, for an asyncio client; a client of ours is a new one, which the caller closes."""
         if not _is_cluster(client):
-            return "", client
+            if self._target is None or not self.owns(client):
+                return "", client
+            target = replace(self._target, size=CONNECTIONS)
+            return "", _Later(partial(self._on_this_loop, target))
         await client.initialize()  # does nothing where the slots are known
         node = client.get_node_from_key(key)
-        target = _Target(
-            root=_root(client),
-            kind="server",
-            nodes=((node.host, int(node.port)),),
-            tls=_is_tls(node.connection_class),
-            options=_taken(node.connection_kwargs),
-        )
-        home = _build(target, loop=True)
-        self._made.add(home)
-        return node.name, home
+        target = _of_node(node, _root(client), node.connection_class, node)
+        return node.name, _Later(partial(self._on_this_loop, target))
+
+    def let_go(self) -> None:
+        """End the connections of loops that are closed; nothing can close them as it should."""
+        for client, loop in list(self._made.items()):
+            there = loop()
+            if there is None or there.is_closed():
+                self._made.pop(client, None)
+                for connection in _held(client):
+                    writer: Any = getattr(connection, "_writer", None)
+                    with suppress(Exception):  # it is gone already
+                        writer.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
 
     def _belongs(self, loop: asyncio.AbstractEventLoop) -> bool:
         with self._lock:
@@ -186,8 +266,84 @@ class Clients:
             return self._loop() is loop
 
 
+class Turns:
+    """The connections of a pool: who finds none free is served in the order of coming.
+
+    Args:
+        size: how many there are.
+
+    """
+
+    def __init__(self, size: int) -> None:
+        self._lock = threading.Lock()
+        self._free = size
+        self._waiting: deque[SimpleQueue[bool | None]] = deque()
+        self._over = False
+
+    def take(self, seconds: float, *, first: bool = False) -> bool | None:
+        """Wait for one.
+
+        Args:
+            seconds: how long at most.
+            first: whether before all who wait already.
+
+        Returns:
+            Whether it may be used; None where there are others in place of these.
+
+        """
+        with self._lock:
+            if self._over:
+                return None
+            if self._free:
+                self._free -= 1
+                return True
+            mine: SimpleQueue[bool | None] = SimpleQueue()
+            (self._waiting.appendleft if first else self._waiting.append)(mine)
+        try:
+            return mine.get(timeout=seconds)
+        except Empty:
+            with self._lock:
+                if mine in self._waiting:
+                    self._waiting.remove(mine)
+                    return False
+            return mine.get()  # it came at the last moment
+
+    def give(self) -> None:
+        """Give one back."""
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().put(True)
+            else:
+                self._free += 1
+
+    def end(self) -> None:
+        """There are others in place of these; whoever waits is told so."""
+        with self._lock:
+            self._over = True
+            waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            each.put(None)
+
+
+class _Later:
+    """An asyncio client that is made when it is used."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self.made: Any = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self.made is None:
+            self.made = self._make()
+        return getattr(self.made, name)
+
+
 async def close_async(client: Any) -> None:
     """Close an asyncio client and all its connections, whatever state they are in."""
+    if isinstance(client, _Later):
+        if client.made is None:
+            return
+        client = client.made
     pool = getattr(client, "connection_pool", None)
     manager = getattr(pool, "sentinel_manager", None)
     for each in [client, *getattr(manager, "sentinels", ())]:
@@ -218,7 +374,7 @@ class _Target:
     sentinel: dict[str, Any] = field(default_factory=dict)  # of a connection to a sentinel
     extra: dict[str, Any] = field(default_factory=dict)  # of the cluster client, or of Sentinel
     size: int = CONNECTIONS
-    wait: float = TIMEOUT  # seconds for a free connection
+    wait: float = QUEUE  # seconds for a free connection
     scheme: str = ""  # as the user wrote it
 
     def name(self) -> str:
@@ -230,12 +386,12 @@ class _Target:
         hosts = ",".join(
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.nodes
         )
-        scheme = self.scheme or self.root + "s" * self.tls
+        base = self.scheme.partition("+")[0].replace("rediss", "redis").replace("valkeys", "valkey")
+        scheme = (base or self.root) + "s" * self.tls
         if self.kind == "cluster":
-            return f"{scheme.removesuffix('+cluster')}+cluster://{hosts}"
+            return f"{scheme}+cluster://{hosts}"
         if self.kind == "sentinel":
-            base = f"{scheme.removesuffix('+sentinel')}+sentinel://{hosts}/{self.service}"
-            return base + (f"/{db}" if db else "")
+            return f"{scheme}+sentinel://{hosts}/{self.service}" + (f"/{db}" if db else "")
         return f"{scheme}://{hosts}/{db}"
 
 
@@ -259,8 +415,12 @@ def _build(target: _Target, *, loop: bool) -> Any:
             **_only(target.extra, module.Sentinel),
         )
         pool = _blocking(module.SentinelConnectionPool, library.BlockingConnectionPool)
-        connection = (
-            module.SentinelManagedSSLConnection if target.tls else module.SentinelManagedConnection
+        connection = module.SentinelManagedConnection
+        if target.tls:
+            connection = module.SentinelManagedSSLConnection
+            connection = connection if loop else _prompt(connection)
+        connection = _following(
+            connection, import_module(f"{target.root}.exceptions").ResponseError
         )
         return library.Redis.from_pool(
             pool(target.service, sentinel, **_settings(target, pool, connection, home))
@@ -279,7 +439,24 @@ def _connection_class(target: _Target, home: str) -> Any:
     module = import_module(f"{home}.connection")
     if target.path:
         return module.UnixDomainSocketConnection
-    return module.SSLConnection if target.tls else module.Connection
+    if not target.tls:
+        return module.Connection
+    connection = module.SSLConnection
+    return connection if home.endswith(".asyncio") else _prompt(connection)
+
+
+@cache
+def _prompt(connection: Any) -> Any:
+    """With a handshake that takes no longer than a connection may; else it could take an answer's time."""
+
+    class PromptSSLConnection(connection):  # type: ignore[misc]
+        def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+            sock.settimeout(self.socket_connect_timeout)
+            wrapped = super()._wrap_socket_with_ssl(sock)
+            wrapped.settimeout(self.socket_timeout)
+            return wrapped
+
+    return PromptSSLConnection
 
 
 def _settings(target: _Target, pool: Any, connection: Any, home: str) -> dict[str, Any]:
@@ -408,6 +585,37 @@ def _blocking(managed: Any, blocking: Any) -> Any:
     return BlockingSentinelPool
 
 
+@cache
+def _following(managed: Any, refusal: type[Exception]) -> Any:
+    """Sentinel's connection, but where its primary lacks replicas it asks anew who the primary is.
+
+    After a failover by command that is how one learns of it: the old one goes on for a while.
+    """
+
+    class Following(managed):  # type: ignore[misc]
+        if inspect.iscoroutinefunction(managed.read_response):
+
+            async def read_response(self, *args: Any, **options: Any) -> Any:
+                try:
+                    return await super().read_response(*args, **options)
+                except refusal as error:
+                    if _code(error) == "NOREPLICAS":
+                        await self.disconnect()
+                    raise
+
+        else:
+
+            def read_response(self, *args: Any, **options: Any) -> Any:  # type: ignore[misc]
+                try:
+                    return super().read_response(*args, **options)
+                except refusal as error:
+                    if _code(error) == "NOREPLICAS":
+                        self.disconnect()
+                    raise
+
+    return Following
+
+
 class Places:
     """The places of a pool; no interrupt can leave a lock of theirs behind, as a LifoQueue's.
 
@@ -525,6 +733,22 @@ def _refuse_others(client: Any) -> None:
         raise ConfigurationError(f"{what} reads from replicas: give Sentinel's master_for(name)")
 
 
+def _refuse_one_place(client: Any) -> None:
+    """While somebody waits, one connection listens; another one must be left for calls."""
+    if not _is_cluster(client):
+        size = getattr(client.connection_pool, "max_connections", None)
+    elif _is_async(client):
+        return  # beside it, a client of ours listens
+    else:
+        size = client.nodes_manager.connection_kwargs.get("max_connections")
+    if size == 1:
+        raise ConfigurationError(
+            f"store={type(client).__name__} has a pool of one connection, which listens while "
+            "somebody waits, so that none is left for calls: make it with max_connections=2 or "
+            "more, or give a URL"
+        )
+
+
 def _target_of(client: Any) -> _Target:
     root = _root(client)
     if _is_cluster(client):
@@ -603,21 +827,33 @@ def _is_tls(connection_class: Any) -> bool:
     return any("SSL" in each.__name__ for each in getattr(connection_class, "__mro__", ()))
 
 
+def _of_node(node: Any, root: str, connection: Any, told: Any) -> _Target:
+    """One node of a cluster, reached as `told` says."""
+    return _Target(
+        root=root,
+        kind="server",
+        nodes=((node.host, int(node.port)),),
+        tls=_is_tls(connection),
+        options=_taken(told.connection_kwargs),
+    )
+
+
+def _held(client: Any) -> Iterator[Any]:
+    """The connections of an asyncio client; nobody else tells."""
+    if _is_cluster(client):
+        for node in client.nodes_manager.nodes_cache.values():
+            yield from node._connections  # noqa: SLF001 - as above
+        return
+    pool = client.connection_pool
+    manager = getattr(pool, "sentinel_manager", None)
+    for each in [pool, *(one.connection_pool for one in getattr(manager, "sentinels", ()))]:
+        yield from getattr(each, "_available_connections", ())
+        yield from getattr(each, "_in_use_connections", ())
+
+
 def _used_elsewhere(client: Any, loop: asyncio.AbstractEventLoop) -> bool:
     """Whether it holds a connection of another loop."""
-    if _is_cluster(client):
-        held = [
-            connection
-            for node in client.nodes_manager.nodes_cache.values()
-            for connection in node._connections  # noqa: SLF001 - nobody else tells
-        ]
-    else:
-        pool = client.connection_pool
-        held = [
-            *getattr(pool, "_available_connections", ()),
-            *getattr(pool, "_in_use_connections", ()),
-        ]
-    readers = (getattr(each, "_reader", None) for each in held)
+    readers = (getattr(each, "_reader", None) for each in _held(client))
     loops = (getattr(reader, "_loop", None) for reader in readers)
     return any(each is not None and each is not loop for each in loops)
 
@@ -785,7 +1021,7 @@ def _parse(url: str) -> _Target:
         sentinel=_sentinel_options(options, tls=tls) if kind == "sentinel" else {},
         options=options,
         size=size,
-        wait=options["socket_timeout"] if wait is None else wait,
+        wait=QUEUE if wait is None else wait,
         scheme=scheme,
     )
 
@@ -1013,8 +1249,9 @@ def spoken(error: BaseException, name: str, doing: str) -> StoreError:
 
     """
     where = re.sub(r"//[^/]*@", "//", name)
+    means, error = meaning(error), _missing_right(error) or error
     words = _words(error)
-    match meaning(error):
+    match means:
         case Meaning.BUSY:
             return StoreUnavailableError(
                 f"{doing} at {where} failed: all connections of its pool are in use ({words}); "
@@ -1023,8 +1260,51 @@ def spoken(error: BaseException, name: str, doing: str) -> StoreError:
         case Meaning.SOON | Meaning.MOVING | Meaning.COLD:
             return StoreUnavailableError(f"{doing} at {where} failed for now: {words}")
         case Meaning.AWAY:
-            return StoreUnavailableError(f"{doing} at {where} failed, it does not answer: {words}")
+            return StoreUnavailableError(
+                f"{doing} at {where} failed, it does not answer: {words}{_other_speech(where, words)}"
+            )
     return StoreError(f"{doing} at {where} was refused: {words}{_advice(error, words)}")
+
+
+def naming(error: StoreError, command: Any) -> None:
+    """Have an error tell, in its words too, which task it is of.
+
+    Args:
+        error: of the store.
+        command: that failed.
+
+    """
+    caller = getattr(command, "caller", None) or getattr(
+        getattr(command, "claim", None), "caller", None
+    )
+    fingerprint = command.address.fingerprint
+    error.fingerprint = fingerprint
+    if caller is None:
+        return
+    error.task_type = caller.task_type
+    task, text = f"{caller.task_type} [{fingerprint[:16]}]", str(error)
+    if task not in text:
+        short = f"task {fingerprint[:16]}"
+        error.args = (text.replace(short, task) if short in text else f"{task}: {text}",)
+
+
+def _missing_right(error: BaseException) -> BaseException | None:
+    """What a cluster client makes of it, is that this is no cluster."""
+    behind: BaseException | None = error
+    while behind is not None and _of_client(behind):
+        if "NoPermissionError" in _names(behind):
+            return behind
+        behind = behind.__cause__ or behind.__context__
+    return None
+
+
+def _other_speech(where: str, words: str) -> str:
+    """What may be the matter where a server says nothing, or hangs up at the first word."""
+    if re.match(r"(?:rediss|valkeys)\b", where):
+        silent = "Timeout connecting" in words or "timed out" in words
+        return "; if it speaks no TLS, its URL begins with redis://" * silent
+    plain = re.match(r"(?:redis|valkey)\b", where) and "closed by server" in words
+    return "; if it speaks TLS, its URL begins with rediss://" if plain else ""
 
 
 def _names(error: BaseException) -> set[str]:
@@ -1086,6 +1366,8 @@ def _advice(error: BaseException, words: str) -> str:
     for sign, what in _ADVICE:
         if code == sign or (" " in sign and sign in words):
             return f"; {what}"
+    if "InvalidResponse" in _names(error):
+        return "; it speaks something else: if that is TLS, its URL begins with rediss://"
     if _TLS.search(words):
         return "; ssl_ca_certs names the authority, rediss:// is for servers that speak TLS"
     return ""
@@ -1098,6 +1380,7 @@ _ADVICE = (
     ("invalid username-password", "check user and password"),
     ("access a channel", "permit its channels in the server's ACL: &idemguard:*"),
     ("one of the channels", "permit its channels in the server's ACL: &idemguard:*"),
+    ("run the 'cluster", "permit +cluster|slots, +command and +asking in each node's ACL"),
     ("NOPERM", "give this user the right in the server's ACL"),
     ("OOM", "the server's maxmemory is used up, and nothing there may be evicted"),
     ("READONLY", "it is a replica: name the primary, or its sentinels by redis+sentinel://"),

@@ -7,11 +7,12 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from idemguard.claim import Begin
+from idemguard.claim import Begin, Renew
 from idemguard.errors import StoreError
 from idemguard.record import Mode
-from idemguard.stores.clients import close_async
+from idemguard.stores.clients import close_async, naming
 from idemguard.stores.ears import LoopEars
+from idemguard.stores.patience import BRIEF
 from idemguard.stores.room import Waiter
 from idemguard.stores.talk import Request
 
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from idemguard.stores.clients import Clients
     from idemguard.stores.side import Side
     from idemguard.stores.talk import Exchange, Talk
+
+
+def queueing(command: Command | None, clients: Clients) -> float:
+    """How long a step waits for a free connection, s: not long where its caller is not to wait."""
+    brief = getattr(command, "brief", False) and type(command) is not Renew
+    return min(BRIEF, clients.patience) if brief else clients.patience
 
 
 class LoopSide:
@@ -51,6 +58,7 @@ class LoopSide:
         self._client = client
         self._talk = talk
         self._told = told
+        self._places = clients.places(client)
         self._ears = LoopEars(clients, client, self)
         self._life: AsyncGenerator[None, None] | None = None
         self.over = False  # the loop is about to be closed
@@ -83,10 +91,17 @@ class LoopSide:
         """One command: one script."""
         if isinstance(command, Begin) and command.mode is Mode.ENFORCE:
             return await self._ask(command)
-        reply = await self._do(self._talk.perform(command))
-        answer = self._talk.answer(command, reply)
+        reply, answer = await self._perform(command)
         self._told(command, reply, answer)
         return answer
+
+    async def _perform(self, command: Command) -> tuple[list[Any], Answer]:
+        try:
+            reply = await self._do(self._talk.perform(command), command)
+            return reply, self._talk.answer(command, reply)
+        except StoreError as error:
+            naming(error, command)
+            raise
 
     async def _ask(self, ask: Begin) -> Answer:
         side, loop = self.side, asyncio.get_running_loop()
@@ -102,23 +117,21 @@ class LoopSide:
             if answer is not None:
                 return answer
         try:
-            answer = self._talk.answer(ask, await self._do(self._talk.perform(ask)))
+            _, answer = await self._perform(ask)
         except BaseException as error:
             side.fail(ask, error)
             raise
         side.land(ask, flight, answer)
         return answer
 
-    async def _do(self, exchange: Exchange) -> Any:
+    async def _do(self, exchange: Exchange, command: Command | None = None) -> Any:
         """Drive an exchange with this loop's client."""
         try:
             wish = next(exchange)
             while True:
                 try:
                     if isinstance(wish, Request):
-                        if self._clients.cluster:  # before, it would send plain commands anywhere
-                            await self._client.initialize()
-                        reply = await self._client.execute_command(*wish.args, NEVER_DECODE=True)
+                        reply = await self._send(wish, command)
                     else:
                         reply = None
                         await asyncio.sleep(wish)
@@ -128,6 +141,30 @@ class LoopSide:
                     wish = exchange.send(reply)
         except StopIteration as end:
             return end.value
+
+    async def _send(self, wish: Request, command: Command | None) -> Any:
+        """Send it when a connection is free."""
+        places = self._places
+        if places is None:
+            return await self._sent(wish)
+        if places.locked():
+            patience = queueing(command, self._clients)
+            try:
+                async with asyncio.timeout(patience):
+                    await places.acquire()
+            except TimeoutError:
+                raise self._clients.crowded(patience) from None
+        else:
+            await places.acquire()
+        try:
+            return await self._sent(wish)
+        finally:
+            places.release()
+
+    async def _sent(self, wish: Request) -> Any:
+        if self._clients.cluster:  # before, it would send plain commands anywhere
+            await self._client.initialize()
+        return await self._client.execute_command(*wish.args, NEVER_DECODE=True)
 
     async def park(self, address: Address, holder: str | None, wake: Callable[[], None]) -> Unpark:
         """Wait in the room, whose ears hear the hints of all processes."""

@@ -8,7 +8,6 @@ import copy
 import heapq
 import os
 import queue
-import secrets
 import threading
 import time
 from contextlib import suppress
@@ -16,15 +15,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary, WeakSet
 
-from idemguard.claim import Begin
+from idemguard.claim import Begin, Renew
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.forks import on_fork
 from idemguard.record import Mode
 from idemguard.stores import wire
 from idemguard.stores.bridge import InThread
-from idemguard.stores.clients import Clients, meaning, spoken
+from idemguard.stores.clients import Clients, meaning, naming, spoken
 from idemguard.stores.ears import Ears
-from idemguard.stores.loops import LoopSide
+from idemguard.stores.loops import LoopSide, queueing
 from idemguard.stores.room import Waiter
 from idemguard.stores.side import Books, Side
 from idemguard.stores.talk import BOOKING, READING, Request, Talk
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
 
 BATCH = 200  # records read by one script
 THREADS = 8  # for calls on a loop where there is a sync client alone
-SECRET_LIVES = 400 * 86_400_000  # ms after its last use
 TENDED = 55_000  # ms between two removals of what is over, of all processes together
 
 # who waits for a record that another thread reads
@@ -64,7 +62,7 @@ class RedisStore:
     def __init__(self, where: object, *, clock: Callable[[], int] | None = None) -> None:
         self._clients = Clients.from_url(where) if isinstance(where, str) else Clients.of(where)
         self._clock = clock
-        self._namespaces: set[str] = set()
+        self._namespaces: dict[str, bytes | None] = {}
         self._cursors: dict[tuple[str, str], int] = {}
         self._begin()
         on_fork(self)
@@ -109,10 +107,17 @@ class RedisStore:
         """One command: one script."""
         if isinstance(command, Begin) and command.mode is Mode.ENFORCE:
             return self._ask(command)
-        reply = self._do(self._talk.perform(command))
-        answer = self._talk.answer(command, reply)
+        reply, answer = self._perform(command)
         self.told(command, reply, answer)
         return answer
+
+    def _perform(self, command: Command) -> tuple[list[Any], Answer]:
+        try:
+            reply = self._do(self._talk.perform(command), command)
+            return reply, self._talk.answer(command, reply)
+        except StoreError as error:
+            naming(error, command)
+            raise
 
     def told(self, command: Command, reply: list[Any], answer: Answer) -> None:
         """Have all who wait in this process know what has become of a task."""
@@ -141,20 +146,27 @@ class RedisStore:
             answer = side.joined(ask, flight)
             if answer is not None:
                 return answer
-        answer = self._talk.answer(ask, self._do(self._talk.perform(ask)))
+        _, answer = self._perform(ask)
         side.land(ask, flight, answer)
         return answer
 
-    def _do(self, exchange: Exchange) -> Any:
+    def _do(self, exchange: Exchange, command: Command | None = None) -> Any:
         """Drive an exchange with the sync client."""
-        client = None
+        clients, client = self._clients, None
+        patience = queueing(command, clients)
         try:
             wish = next(exchange)
             while True:
                 try:
                     if isinstance(wish, Request):
-                        client = self._clients.plain()
-                        reply = client.execute_command(*wish.args, NEVER_DECODE=True)
+                        # a renewal that waits behind many calls would come too late
+                        turns = clients.take(patience, first=type(command) is Renew)
+                        try:
+                            client = clients.plain()
+                            reply = client.execute_command(*wish.args, NEVER_DECODE=True)
+                        finally:
+                            if turns is not None:
+                                turns.give()
                     else:
                         reply = None
                         time.sleep(wish)
@@ -166,7 +178,7 @@ class RedisStore:
             return end.value
         except BaseException as error:
             if not isinstance(error, Exception):
-                self._clients.spoilt(client)
+                clients.spoilt(client)
             raise
 
     def _drop_closed(self) -> None:
@@ -174,6 +186,7 @@ class RedisStore:
         for loop in list(self._loops):
             if loop.is_closed():
                 del self._loops[loop]
+        self._clients.let_go()
 
     # --- on event loops -------------------------------------------------------------------------
 
@@ -397,9 +410,7 @@ class RedisStore:
 
     def secret(self, namespace: str) -> bytes:
         """The namespace's secret."""
-        key = f"{wire.shard(namespace, '0')}secret"
-        args = (secrets.token_bytes(32), SECRET_LIVES)
-        return bytes(self._do(self._talk.run("secret", (key,), args, READING)))
+        return bytes(self._do(self._talk.secret(namespace)))
 
     # --- upkeep ---------------------------------------------------------------------------------
 
@@ -407,7 +418,7 @@ class RedisStore:
         """Remove what is over, pour old windows together, where no process did so a minute ago."""
         told = self._plain(wire.NAMESPACES, "SMEMBERS", wire.NAMESPACES)
         there = {wire.from_registry(name.decode()) for name in told}
-        for namespace in sorted(there | self._namespaces):
+        for namespace in sorted(there | self._namespaces.keys()):
             mine = f"{wire.shard(namespace, '0')}tended"
             if self._clock is None and not self._plain(
                 mine, "SET", mine, self._name, "NX", "PX", TENDED
