@@ -1,0 +1,436 @@
+"""What lines tell beside sums: drops, loops, missed duplicates, growing input.
+
+Pure: lines go in, findings come out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from idemguard.digests import DROPPED, GENERATED, UNMATCHED
+from idemguard.record import DUPLICATES, Cause, Status
+from idemguard.usage import COST_DIGITS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from idemguard.record import Address, Execution
+
+HANDED_BACK = 2  # a task handed back more often than this goes round in a loop
+NEAR = 3_600_000  # ms between two executions that may be one task's
+DIFFERENT = 2  # fields that may differ in executions that are equal otherwise
+AGREE = 3  # pairs that must point to a field before it is suspected
+ONCE = 0.8  # distinct values per execution of a field that may be volatile
+TASKS = 5  # that go by the other fields, before a field is suspected whose values say nothing
+ALIKE = 0.1  # by which the input tokens of two repetitions may differ
+SUSPECTS = 6  # fields of a task type that are looked at
+
+
+# --- drops and loops ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """A task that its workers only ever declined.
+
+    Attributes:
+        task_type: of the task.
+        fingerprint: of the task.
+        scope: that it was called in; empty at the root.
+        version: that it was decorated with, or None.
+        times: how often it was declined.
+        workers: who declined it, in the order in which they first did.
+        first: when it was first declined, ms.
+        last: when it was declined last, ms.
+
+    """
+
+    task_type: str
+    fingerprint: str
+    scope: str
+    version: str | None
+    times: int
+    workers: tuple[str, ...]
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A task that was handed back more than twice, or twice by one worker; as `Drop` has it."""
+
+    task_type: str
+    fingerprint: str
+    scope: str
+    version: str | None
+    times: int
+    workers: tuple[str, ...]
+    first: int
+    last: int
+
+
+def drops(tasks: Iterable[Sequence[Execution]]) -> list[Drop]:
+    """Tasks that workers only ever declined, the most often declined first.
+
+    Args:
+        tasks: the executions of one task each.
+
+    """
+    found = [
+        Drop(*_handed_back(back))
+        for lines in tasks
+        if (back := _declined(lines)) and all(_says_no(line) for line in lines)
+    ]
+    return sorted(found, key=lambda drop: (-drop.times, drop.first, drop.fingerprint))
+
+
+def loops(tasks: Iterable[Sequence[Execution]]) -> list[Loop]:
+    """Tasks handed back more than twice, or twice by one worker; the most often first."""
+    found = [
+        Loop(*_handed_back(back))
+        for lines in tasks
+        if (back := _declined(lines))
+        and (
+            len(back) > HANDED_BACK
+            or max(Counter(line.worker for line in back).values()) >= HANDED_BACK
+        )
+    ]
+    return sorted(found, key=lambda loop: (-loop.times, loop.first, loop.fingerprint))
+
+
+def _declined(lines: Sequence[Execution]) -> list[Execution]:
+    return [line for line in lines if line.status is Status.DECLINED]
+
+
+def _says_no(line: Execution) -> bool:
+    """Whether nobody did the task in this execution, nor may be doing it."""
+    return line.status in (Status.DECLINED, Status.FAILED)
+
+
+def _handed_back(
+    back: list[Execution],
+) -> tuple[str, str, str, str | None, int, tuple[str, ...], int, int]:
+    ends = [line.started if line.ended is None else line.ended for line in back]
+    one = back[0]
+    workers = tuple(dict.fromkeys(line.worker for line in back))
+    return (
+        one.task_type, one.fingerprint, one.scope, one.version, len(back), workers, min(ends),
+        max(ends),
+    )  # fmt: skip
+
+
+def by_task(lines: Iterable[Execution]) -> dict[Address, list[Execution]]:
+    """Executions, in their order, by their tasks."""
+    tasks: dict[Address, list[Execution]] = defaultdict(list)
+    for line in lines:
+        tasks[line.claim.address].append(line)
+    return tasks
+
+
+# --- missed duplicates -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A field that may be volatile, though nobody said so.
+
+    Attributes:
+        field: its name in the payload; as a path where the payload's only field holds it.
+        differs: pairs of executions, equal otherwise, in which it differs.
+        pairs: pairs of executions that are equal but for one or two fields.
+
+    """
+
+    field: str
+    differs: int
+    pairs: int
+
+    def __str__(self) -> str:
+        return (
+            f"`{self.field}` differs in {self.differs} of {self.pairs} otherwise equal pairs: "
+            "volatile?"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Missed:
+    """Executions of one task type that repeat an earlier one but for the suspects.
+
+    Attributes:
+        task_type: of the tasks.
+        executions: that repeat an earlier one.
+        looked_at: executions that were compared.
+        tokens: that the repeating ones spent.
+        charged: what they cost; None where nothing of it is priced.
+        suspects: the fields that differ, the one that explains most first.
+
+    """
+
+    task_type: str
+    executions: int
+    looked_at: int
+    tokens: int
+    charged: Decimal | None
+    suspects: tuple[Suspect, ...]
+
+
+def missed(lines: Iterable[Execution]) -> list[Missed]:
+    """Executions that are equal but for one or two fields, close in time, by task type.
+
+    A field that tells tasks apart differs between them, too. So a field is suspected only where
+    nearly all its values are seen once, or go with the worker; and where they look generated, or
+    are outnumbered by tasks that go by the other fields. Where the input tokens are known and
+    differ, it is no repetition.
+
+    Args:
+        lines: of any task types, oldest first. Only those whose fields have digests are compared.
+
+    Returns:
+        One for each task type in which a field is suspected, the dearest first.
+
+    """
+    types: dict[str, list[_Compared]] = defaultdict(list)
+    for line in lines:
+        if line.claim.caller.digests and line.cause in (Cause.FIRST, Cause.EXPIRED):
+            types[line.task_type].append(_compared(line))
+    found = [one for name, own in types.items() if (one := _missed(name, own)) is not None]
+    return sorted(found, key=lambda one: (-(one.charged or 0), -one.tokens, -one.executions))
+
+
+class _Compared(NamedTuple):
+    line: Execution
+    values: dict[str, str]  # digest by field
+    place: tuple[str, str, str | None]
+
+
+def _compared(line: Execution) -> _Compared:
+    digests = line.claim.caller.digests
+    values = {name: digest for name, digest in digests if digest not in (DROPPED, UNMATCHED)}
+    return _Compared(line, values, (line.claim.address.namespace, line.scope, line.version))
+
+
+def _missed(task_type: str, compared: list[_Compared]) -> Missed | None:
+    loose = _loose(compared)
+    found: dict[frozenset[str], list[tuple[_Compared, _Compared]]] = {}
+    for size in range(1, DIFFERENT + 1):
+        for names in map(frozenset, combinations(loose, size)):
+            if not any(smaller <= names for smaller in found):
+                pairs, tasks = _pairs(compared, names)
+                if len(pairs) >= AGREE and _tells(names, pairs, tasks):
+                    found[names] = pairs
+    if not found:
+        return None
+    counted: Counter[str] = Counter()
+    again: dict[str, Execution] = {}
+    for names, pairs in found.items():
+        for _, later in pairs:
+            again[later.line.execution_id] = later.line
+            counted.update(names)
+    total = sum(len(pairs) for pairs in found.values())
+    priced = [line.spent.cost for line in again.values() if line.spent.cost is not None]
+    return Missed(
+        task_type,
+        len(again),
+        len(compared),
+        sum(line.usage.total_tokens or 0 for line in again.values() if line.usage is not None),
+        Decimal(sum(priced)).scaleb(-COST_DIGITS) if priced else None,
+        tuple(Suspect(name, differs, total) for name, differs in counted.most_common()),
+    )
+
+
+def _loose(compared: list[_Compared]) -> list[str]:
+    """Fields whose values are seen about once each, or go with the worker."""
+    values: dict[str, Counter[str]] = defaultdict(Counter)
+    workers: dict[str, set[tuple[str, str]]] = defaultdict(set)
+    for _, own, _ in compared:
+        for name, digest in own.items():
+            values[name][digest] += 1
+    for line, own, _ in compared:
+        for name, digest in own.items():
+            workers[name].add((line.worker, digest))
+    everybody = {line.worker for line, *_ in compared}
+    found = []
+    for name, seen in values.items():
+        once = len(seen) >= ONCE * seen.total()
+        theirs = len(everybody) > 1 and len(workers[name]) == len(seen) == len(everybody)
+        if len(seen) > 1 and (once or theirs):
+            found.append(name)
+    return sorted(found, key=lambda name: (-len(values[name]), name))[:SUSPECTS]
+
+
+def _pairs(
+    compared: list[_Compared], names: frozenset[str]
+) -> tuple[list[tuple[_Compared, _Compared]], int]:
+    """Neighbours in time that are equal but for these fields; and how many tasks there would be."""
+    groups: dict[object, list[_Compared]] = defaultdict(list)
+    for one in compared:
+        if names <= one.values.keys() and len(one.values) > len(names):
+            rest = frozenset(item for item in one.values.items() if item[0] not in names)
+            groups[one.place, rest].append(one)
+    pairs = [
+        (one, other)
+        for group in groups.values()
+        for one, other in pairwise(group)
+        if other.line.started - one.line.started <= NEAR
+        and all(one.values[name] != other.values[name] for name in names)
+    ]
+    return pairs, len(groups)
+
+
+def _tells(names: frozenset[str], pairs: list[tuple[_Compared, _Compared]], tasks: int) -> bool:
+    known = [
+        (one.line.usage.input_tokens, other.line.usage.input_tokens)
+        for one, other in pairs
+        if one.line.usage is not None and other.line.usage is not None
+    ]
+    same = [abs(a - b) <= ALIKE * max(a, b) for a, b in known if a is not None and b is not None]
+    if same and sum(same) < len(same) / 2:
+        return False
+    made = all(one.values[name].endswith(GENERATED) for one, _ in pairs for name in names)
+    return made or tasks >= TASKS
+
+
+# --- one task type ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What stands behind the figures of one task type.
+
+    Attributes:
+        task_type: which.
+        executions: that were looked at.
+        causes: how many of them started for which cause.
+        missed: executions that repeat an earlier one but for a field or two; None: there are none.
+        dropped: by volatile name or path, the executions in which it left something out.
+        unmatched: volatile names and paths that were declared and never left anything out.
+        workers: how many of them were whose.
+        duplicates_by: how many duplicates were whose.
+
+    """
+
+    task_type: str
+    executions: int
+    causes: dict[str, int]
+    missed: Missed | None
+    dropped: dict[str, int]
+    unmatched: tuple[str, ...]
+    workers: dict[str, int]
+    duplicates_by: dict[str, int]
+
+
+def explanation(task_type: str, lines: Sequence[Execution]) -> Explanation:
+    """Explain the executions of one task type.
+
+    Args:
+        task_type: which.
+        lines: its executions, oldest first.
+
+    """
+    marks: dict[str, Counter[str]] = {DROPPED: Counter(), UNMATCHED: Counter()}
+    for line in lines:
+        for name, digest in line.claim.caller.digests:
+            if digest in marks:
+                marks[digest][name] += 1
+    dropped, idle = marks[DROPPED], marks[UNMATCHED]
+    return Explanation(
+        task_type,
+        len(lines),
+        dict(Counter(str(line.cause) for line in lines).most_common()),
+        next(iter(missed(lines)), None),
+        dict(dropped.most_common()),
+        tuple(sorted(name for name in idle if name not in dropped)),
+        dict(Counter(line.worker for line in lines).most_common()),
+        dict(Counter(line.worker for line in lines if line.cause in DUPLICATES).most_common()),
+    )
+
+
+# --- growing input -----------------------------------------------------------------------------------
+
+STEPS = 4  # usage reports of one execution from which a growth can be told
+STEADY = 0.8  # of the steps that must add, and of the executions that must show it
+EVERY = 5  # steps after which a summary takes the history's place
+SUMMARY = 1  # steps' worth of tokens that a summary is long
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A task type whose input grows from step to step, as carried history does.
+
+    Attributes:
+        task_type: which.
+        executions: that show it.
+        steps: usage reports per execution, on average.
+        tokens: input tokens that these executions spent.
+        per_step: tokens by which the input grows with each step, on average.
+        capped: input tokens that would be saved if each stopped at half its steps.
+        every: steps after which a summary would take the history's place.
+        summarised: input tokens that would be saved by that.
+
+    """
+
+    task_type: str
+    executions: int
+    steps: float
+    tokens: int
+    per_step: float
+    capped: int
+    every: int
+    summarised: int
+
+
+def growth(lines: Iterable[Execution]) -> list[Growth]:
+    """Task types whose executions carry their history along, those that spend most on it first.
+
+    Args:
+        lines: of any task types.
+
+    """
+    types: dict[str, list[tuple[int, ...]]] = defaultdict(list)
+    for line in lines:
+        if len(line.spent.inputs) >= STEPS:
+            types[line.task_type].append(line.spent.inputs)
+    found = []
+    for task_type, runs in types.items():
+        growing = [inputs for inputs in runs if _grows(inputs)]
+        if growing and len(growing) >= STEADY * len(runs):
+            found.append(_growth(task_type, growing))
+    return sorted(found, key=lambda one: (-one.tokens, one.task_type))
+
+
+def _grows(inputs: Sequence[int]) -> bool:
+    """Nearly every step adds, and the last sends at least twice what the first does."""
+    added = [later > earlier for earlier, later in pairwise(inputs)]
+    return sum(added) >= STEADY * len(added) and inputs[-1] >= 2 * inputs[0]
+
+
+def _growth(task_type: str, runs: list[tuple[int, ...]]) -> Growth:
+    steps = [(inputs[-1] - inputs[0]) / (len(inputs) - 1) for inputs in runs]
+    return Growth(
+        task_type,
+        len(runs),
+        sum(map(len, runs)) / len(runs),
+        sum(map(sum, runs)),
+        sum(steps) / len(steps),
+        sum(sum(inputs[(len(inputs) + 1) // 2 :]) for inputs in runs),
+        EVERY,
+        sum(sum(inputs) - _summarised(inputs, EVERY) for inputs in runs),
+    )
+
+
+def _summarised(inputs: Sequence[int], every: int) -> int:
+    """The input of the same steps if a summary took the history's place every so many steps."""
+    sent = before = 0
+    carried = inputs[0]
+    for number, now in enumerate(inputs):
+        if number:
+            carried += now - before
+            if number % every == 0:  # a summary as long as an average step, and the newest step
+                carried = min(carried, inputs[0] + SUMMARY * max(0, now - before))
+        before = now
+        sent += max(0, carried)
+    return min(sent, sum(inputs))
