@@ -12,15 +12,16 @@ from idemguard import config, context
 from idemguard.calls import Job, no_body
 from idemguard.claim import Complete, Forget, Over, Release, Renew, Renewed, Replay, Resolve
 from idemguard.codec import Codec
+from idemguard.digests import Digests, raw_digests
 from idemguard.drive import adrive, drive, need_asyncio, shielded
 from idemguard.engine import Engine
 from idemguard.errors import ConfigurationError, IdemguardError, LeaseLostError
-from idemguard.fingerprint import task_fingerprint
+from idemguard.fingerprint import identify_payload
 from idemguard.guard import Ask, Flow, Policy, Reply, reach, settle, take, unguarded
 from idemguard.ledger import AsyncLedger, ExecutionLedger
 from idemguard.outcome import Outcome, outcome
 from idemguard.record import Address, Caller, Mode, Status
-from idemguard.usage import Meter, normal
+from idemguard.usage import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -50,6 +51,7 @@ class Task:
     codec: Any = field(default_factory=Codec, compare=False, repr=False)
     digest: str | None = field(default=None, compare=False, repr=False)  # behind an explicit key
     policy: Policy | None = field(default=None, compare=False, repr=False)  # its decorator's
+    digests: Digests = field(default=(), compare=False, repr=False)  # of the payload's fields
 
     @classmethod
     def of(
@@ -74,8 +76,11 @@ class Task:
             FingerprintError: something in the payload has no stable identity.
 
         """
-        fingerprint = task_fingerprint(task_type, payload, volatile=volatile, keep=keep)
-        return cls(task_type, fingerprint, context.present_scope(), version)
+        found = identify_payload(task_type, payload, volatile=volatile, keep=keep)
+        return cls(
+            task_type, found.fingerprint, context.present_scope(), version,
+            digests=raw_digests(found),
+        )  # fmt: skip
 
 
 class Claim:
@@ -160,7 +165,8 @@ class Claim:
     def _spent(self, usage: object) -> Spent:
         meter = Meter(self._engine.price, "USD")
         if usage is not None:
-            meter.add(normal(usage))
+            for reading in context.reports(usage, {}):
+                meter.add(reading.usage, stream=reading.stream, adds=reading.adds)
         return meter.spent()
 
     def _releasing(self) -> Release:
@@ -285,7 +291,9 @@ class Desk:
 
     def ask(self, task: Task, worker_id: str | None) -> Ask:
         """The question of one call."""
-        ask = self.job(task).ask(task.fingerprint, task.digest, worker_id)
+        job = self.job(task)
+        digests = task.digests if self.engine.digests else ()
+        ask = job.ask(task.fingerprint, task.digest, worker_id, digests)
         return replace(ask, address=self.address(task))
 
     def address(self, task: Task) -> Address:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from idemguard import context, log
 from idemguard.claim import Renew, Renewed
 from idemguard.context import Current
+from idemguard.digests import Digests, raw_digests
 from idemguard.drive import Net, adrive, drive, need_asyncio
 from idemguard.errors import (
     ConfigurationError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
     from idemguard.codec import Value
     from idemguard.engine import Engine
+    from idemguard.fingerprint import Identified
     from idemguard.guard import Policy, Wish
 
 
@@ -70,7 +72,18 @@ class Job:
 
     # --- asking ----------------------------------------------------------------------------------
 
-    def ask(self, fingerprint: str, digest: str | None = None, worker: str | None = None) -> Ask:
+    def ask_for(self, found: Identified, worker: str | None = None) -> Ask:
+        """The question of one call whose task was identified."""
+        digests = raw_digests(found) if self.engine.digests else ()
+        return self.ask(found.fingerprint, found.digest, worker, digests)
+
+    def ask(
+        self,
+        fingerprint: str,
+        digest: str | None = None,
+        worker: str | None = None,
+        digests: Digests = (),
+    ) -> Ask:
         """The question of one call, with all that the context says."""
         policy, around = self.policy, context.current()
         if context.bypassing():
@@ -80,6 +93,7 @@ class Job:
             worker or context.present_worker(),
             self.agent or context.present_agent(),
             None if around is None else around.execution_id,
+            digests=digests,
         )
         address = Address(self.engine.namespace, fingerprint, context.present_scope(), self.version)
         return Ask(address, caller, os.urandom(8).hex(), policy, digest)
@@ -318,8 +332,14 @@ class Job:
         execution.ended = True
         if error is None and self.usage is not None:
             self._read_usage(execution, value if seen is None else seen)
+        elif error is None:
+            execution.returned(value)
         took = round((time.monotonic() - execution.started) * 1000)
-        return Ran(value, error, execution.spent(), took)
+        spent = execution.spent()
+        around = next((e for e in execution.ancestors() if not e.ended), None)
+        if around is not None:
+            around.inside(spent, reused=False)
+        return Ran(value, error, spent, took)
 
     def _read_usage(self, execution: Current, value: Any) -> None:
         assert self.usage is not None
@@ -378,6 +398,8 @@ class Job:
     def end(self, ask: Ask, reply: Reply) -> Outcome[Any]:
         value = reply.value
         if reply.result is not None:
+            if (around := context.current()) is not None:
+                around.inside(reply.result.spent, reused=True)
             try:
                 value = self.restore(ask, reply.result.value, reply.result.claim)
             except IdemguardError as error:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal, localcontext
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from idemguard.usage import COST_DIGITS
+from idemguard.usage import money
 from idemguard.windows import duplicates, executions
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 Amount: TypeAlias = "int | Decimal"
 
 ALL = "all"
+_EXACT = Context(prec=100)  # whatever the user's own rounds to
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Part:
     @property
     def change(self) -> Any:
         """All of it."""
-        return self.after - self.before
+        with localcontext(_EXACT):
+            return self.after - self.before
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,8 @@ def change(task_type: str, before: Counts, after: Counts) -> Change:
     """How one task type changed.
 
     What is left of the order of the factors is settled so: runs first, then duplicates, then
-    size, then price, each with those before it as they are in the second span.
+    size, then price, each with those before it as they are in the second span. What counts of
+    an older version do not tell stands with the last of them.
     """
     one, other = _factors(before), _factors(after)
     one, other = _filled(one, other), _filled(other, one)
@@ -129,16 +132,17 @@ def change(task_type: str, before: Counts, after: Counts) -> Change:
         other._replace(prices=one.prices),
         other,
     )
-    tokens = [_whole(stage.tokens()) for stage in stages[:4]]
-    units = [_whole(stage.cost()) for stage in stages]
+    ends = [(counts["input"] + counts["output"], counts["cost"]) for counts in (before, after)]
+    tokens = [ends[0][0], *(_whole(stage.tokens()) for stage in stages[1:3]), ends[1][0]]
+    units = [ends[0][1], *(_whole(stage.cost()) for stage in stages[1:4]), ends[1][1]]
     runs, doubled, size = (later - earlier for earlier, later in itertools.pairwise(tokens))
-    costs = [_money(later - earlier) for earlier, later in itertools.pairwise(units)]
+    costs = [money(later - earlier) for earlier, later in itertools.pairwise(units)]
     return Change(
         task_type,
         (executions(before), executions(after)),
         (duplicates(before), duplicates(after)),
         Part(tokens[0], tokens[-1], runs, doubled, size, 0),
-        Part(_money(units[0]), _money(units[-1]), costs[0], costs[1], costs[2], costs[3]),
+        Part(money(units[0]), money(units[-1]), costs[0], costs[1], costs[2], costs[3]),
         (before["unpriced"], after["unpriced"]),
     )
 
@@ -223,13 +227,11 @@ def _whole(number: Fraction) -> int:
     return round(number)
 
 
-def _money(units: int) -> Decimal:
-    return Decimal(units).scaleb(-COST_DIGITS)
-
-
 def _summed(changes: list[Change]) -> Change:
     def part(parts: list[Part], zero: Amount) -> Part:
-        return Part(*(sum((getattr(one, name) for one in parts), zero) for name in Part.__slots__))
+        with localcontext(_EXACT):
+            sums = [sum((getattr(one, name) for one in parts), zero) for name in Part.__slots__]
+        return Part(*sums)
 
     def two(pairs: list[tuple[int, int]]) -> tuple[int, int]:
         return sum(one for one, _ in pairs), sum(other for _, other in pairs)

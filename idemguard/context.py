@@ -10,6 +10,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,17 +18,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from idemguard import log
 from idemguard.errors import ConfigurationError, LeaseLostError
 from idemguard.pricing import CURRENCY
-from idemguard.usage import Meter, normal
+from idemguard.providers import Reading, is_response, readings
+from idemguard.usage import Meter, Usage, is_own, normal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from idemguard.outcome import Outcome
-    from idemguard.pricing import Price
     from idemguard.record import Address, Cause, Claim
-    from idemguard.usage import Spent
+    from idemguard.usage import Price, Spent
 
 _T = TypeVar("_T")
+RECORDED = 8  # sources of usage that are known again where the body returns them
 
 _worker: ContextVar[str | None] = ContextVar("idemguard_worker", default=None)
 _agent: ContextVar[str | None] = ContextVar("idemguard_agent", default=None)
@@ -58,6 +60,7 @@ class Current:
         "_confirm",
         "_lost",
         "_meter",
+        "_recorded",
         "claim",
         "ended",
         "parent",
@@ -81,6 +84,7 @@ class Current:
         self.ended = False
         self._lost = False
         self._meter = Meter(price, CURRENCY)
+        self._recorded: deque[object] = deque(maxlen=RECORDED)
         self._confirm = confirm
         self.started = time.monotonic()
         self.renewed = asked  # a lease is counted from when it was asked for
@@ -144,16 +148,41 @@ class Current:
                 fingerprint=self.fingerprint,
             )
 
-    def record_usage(self, source: object = None, /, **given: Any) -> None:
-        """Book tokens to this execution: a `Usage`, a mapping with its fields, or the fields.
+    def record_usage(
+        self, source: object = None, /, *, aggregate: bool = False, **given: Any
+    ) -> None:
+        """Book tokens to this execution, as `idemguard.record_usage` does.
 
         What cannot be read is told in the log and counted as unknown; it never raises, since
         the tokens are spent and their result is worth keeping.
         """
         try:
-            self._meter.add(normal(source, **given))
+            found = reports(source, given)
         except (ValueError, TypeError) as error:
             log.warn("usage", "%s: usage could not be read: %s", self.task_type, error)
+            return
+        if source is not None:
+            self._recorded.append(source)
+        for reading in found:
+            self._add(reading, aggregate=aggregate)
+
+    def returned(self, value: object) -> None:
+        """Book what a value tells that the body returned or yielded, if it has not done so."""
+        if any(value is source for source in self._recorded):
+            return
+        for reading in readings(value, strict=True):
+            total = reading.usage.response_id is None and not reading.stream
+            self._add(reading, aggregate=total)
+
+    def _add(self, reading: Reading, *, aggregate: bool) -> None:
+        self._meter.add(
+            reading.usage, stream=reading.stream, adds=reading.adds, opens=reading.opens,
+            closes=reading.closes, aggregate=aggregate, reader=_reader(),
+        )  # fmt: skip
+
+    def inside(self, spent: Spent, *, reused: bool) -> None:
+        """A guarded call inside this execution has come to its end: what its execution spent."""
+        self._meter.inside(spent, reused=reused)
 
     def spent(self) -> Spent:
         """What it has spent so far."""
@@ -283,17 +312,57 @@ def inside(execution: Current) -> AbstractContextManager[None]:
     return _set(_current, execution)
 
 
-def record_usage(source: object = None, /, **given: Any) -> None:
+def record_usage(source: object = None, /, *, aggregate: bool = False, **given: Any) -> None:
     """Book tokens to the current execution; outside of one it does nothing.
 
     Args:
-        source: a `Usage`, or a mapping with its fields.
-        given: the fields as keywords; they outrank the source's.
+        source: a provider's response, its usage part, a chunk of its stream, or a dict of any of
+            these; a `Usage`, or a mapping with its fields. One response id counts once, of the
+            chunks of one stream the latest value per field.
+        aggregate: it is a total that may repeat what was reported before, here or by guarded
+            calls inside: only the difference counts.
+        given: fields of `Usage` as keywords; they outrank the source's. `response_id=` tells
+            streams apart that are read in turns.
 
     """
     execution = current()
     if execution is not None:
-        execution.record_usage(source, **given)
+        execution.record_usage(source, aggregate=aggregate, **given)
+
+
+def reports(source: object, given: Mapping[str, Any]) -> list[Reading]:
+    """What a source of usage tells, in the normal form.
+
+    Args:
+        source: see `record_usage`.
+        given: fields that outrank the source's.
+
+    Raises:
+        ValueError: there is no usage in it that could be read.
+
+    """
+    if source is None or isinstance(source, Usage) or is_own(source):
+        return [Reading(normal(source, **given))]
+    found = readings(source)
+    if found:
+        return [
+            reading._replace(usage=normal(reading.usage, **given)) if given else reading
+            for reading in found
+        ]
+    if given:
+        return [Reading(normal(None, **given))]
+    if is_response(source):  # a part of a stream that tells nothing of tokens
+        return []
+    return [Reading(normal(source))]
+
+
+def _reader() -> object:
+    """Who reads a stream: a task, or a thread."""
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident() if task is None else id(task)
 
 
 def _name(what: str, name: str) -> str:

@@ -27,6 +27,7 @@ UNMATCHED = "?"  # one that was declared, and left nothing out
 GENERATED = "!"  # behind the digest of a value that looks made for one occasion
 MOST = 32  # fields of a payload
 LONGEST = 96  # characters of a name
+REST = "..."  # the name under which the fields have one digest for which there is no room
 LARGEST = 1 << 20  # bytes of a payload; a larger one has none
 RAW, KEYED = 40, 8  # hex digits, before and after the secret was added
 
@@ -43,15 +44,28 @@ def raw_digests(found: Identified) -> Digests:
     """
     if len(found.canonical) > LARGEST:
         return ()
+    try:
+        return _digests(found)
+    except RecursionError:  # so deep that it is not worth an error
+        return ()
+
+
+def _digests(found: Identified) -> Digests:
     payload = json.loads(found.canonical)
     pairs = [(name, DROPPED) for name in sorted(found.matched)]
     pairs += [(name, UNMATCHED) for name in found.declared if name not in found.matched]
+    pairs = [pair for pair in pairs if len(pair[0]) <= LONGEST][:MOST]
     if isinstance(payload, dict):
+        fields = _fields(payload)
+        fitting = [name for name in fields if len(name) <= LONGEST and name != REST][:MOST]
+        rest = {name: value for name, value in fields.items() if name not in fitting}
         pairs += [
             (name, _raw(value) + (GENERATED if looks_generated(value) else ""))
-            for name, value in _fields(payload).items()
+            for name, value in fields.items()
+            if name not in rest
         ]
-    return tuple(pair for pair in pairs if len(pair[0]) <= LONGEST)[:MOST]
+        pairs += [(REST, _raw(rest))] if rest else []
+    return tuple(pairs)
 
 
 def _raw(value: Any) -> str:

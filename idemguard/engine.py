@@ -13,7 +13,6 @@ from idemguard.claim import Sweep
 from idemguard.errors import StoreError
 from idemguard.forks import on_fork
 from idemguard.heart import Backlog, heart_of
-from idemguard.pricing import price_by
 from idemguard.record import Address, Status
 from idemguard.stores.bridge import InThread
 from idemguard.windows import executions, percentile, total
@@ -46,8 +45,9 @@ class Engine:
         self.settings = settings
         self.store: Store = config.store(settings)
         self.namespace = config.namespace(settings)
-        self.price = price_by(settings.pricer)
+        self.price = config.price(settings)
         self.limit = config.limit(settings)
+        self.digests = settings.field_digests is not False
         self.backlog = Backlog(self.store)
         self._aio: AsyncStore | None = None
         self._tending = self._closed = False

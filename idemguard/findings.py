@@ -11,9 +11,9 @@ from decimal import Decimal
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from idemguard.digests import DROPPED, GENERATED, UNMATCHED
+from idemguard.digests import DROPPED, GENERATED, REST, UNMATCHED
 from idemguard.record import DUPLICATES, Cause, Status
-from idemguard.usage import COST_DIGITS
+from idemguard.usage import money
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ NEAR = 3_600_000  # ms between two executions that may be one task's
 DIFFERENT = 2  # fields that may differ in executions that are equal otherwise
 AGREE = 3  # pairs that must point to a field before it is suspected
 ONCE = 0.8  # distinct values per execution of a field that may be volatile
+MOSTLY = 0.9  # of its values that must look generated, where that is what tells
 TASKS = 5  # that go by the other fields, before a field is suspected whose values say nothing
 ALIKE = 0.1  # by which the input tokens of two repetitions may differ
 SUSPECTS = 6  # fields of a task type that are looked at
@@ -183,8 +184,8 @@ def missed(lines: Iterable[Execution]) -> list[Missed]:
 
     A field that tells tasks apart differs between them, too. So a field is suspected only where
     nearly all its values are seen once, or go with the worker; and where they look generated, or
-    are outnumbered by tasks that go by the other fields. Where the input tokens are known and
-    differ, it is no repetition.
+    where there are more tasks that go by the other fields than executions of each of them. Where
+    the input tokens are known and differ, it is no repetition.
 
     Args:
         lines: of any task types, oldest first. Only those whose fields have digests are compared.
@@ -220,7 +221,8 @@ def _missed(task_type: str, compared: list[_Compared]) -> Missed | None:
         for names in map(frozenset, combinations(loose, size)):
             if not any(smaller <= names for smaller in found):
                 pairs, tasks = _pairs(compared, names)
-                if len(pairs) >= AGREE and _tells(names, pairs, tasks):
+                many = tasks >= TASKS and tasks**2 >= len(compared)
+                if len(pairs) >= AGREE and _repeats(pairs) and (many or _made(names, pairs)):
                     found[names] = pairs
     if not found:
         return None
@@ -237,7 +239,7 @@ def _missed(task_type: str, compared: list[_Compared]) -> Missed | None:
         len(again),
         len(compared),
         sum(line.usage.total_tokens or 0 for line in again.values() if line.usage is not None),
-        Decimal(sum(priced)).scaleb(-COST_DIGITS) if priced else None,
+        money(sum(priced)) if priced else None,
         tuple(Suspect(name, differs, total) for name, differs in counted.most_common()),
     )
 
@@ -257,7 +259,7 @@ def _loose(compared: list[_Compared]) -> list[str]:
     for name, seen in values.items():
         once = len(seen) >= ONCE * seen.total()
         theirs = len(everybody) > 1 and len(workers[name]) == len(seen) == len(everybody)
-        if len(seen) > 1 and (once or theirs):
+        if name != REST and len(seen) > 1 and (once or theirs):
             found.append(name)
     return sorted(found, key=lambda name: (-len(values[name]), name))[:SUSPECTS]
 
@@ -281,17 +283,21 @@ def _pairs(
     return pairs, len(groups)
 
 
-def _tells(names: frozenset[str], pairs: list[tuple[_Compared, _Compared]], tasks: int) -> bool:
+def _repeats(pairs: list[tuple[_Compared, _Compared]]) -> bool:
+    """Whether what is known of their input speaks for it, or nothing is."""
     known = [
         (one.line.usage.input_tokens, other.line.usage.input_tokens)
         for one, other in pairs
         if one.line.usage is not None and other.line.usage is not None
     ]
     same = [abs(a - b) <= ALIKE * max(a, b) for a, b in known if a is not None and b is not None]
-    if same and sum(same) < len(same) / 2:
-        return False
-    made = all(one.values[name].endswith(GENERATED) for one, _ in pairs for name in names)
-    return made or tasks >= TASKS
+    return sum(same) >= len(same) / 2
+
+
+def _made(names: frozenset[str], pairs: list[tuple[_Compared, _Compared]]) -> bool:
+    """Whether these fields look made for one occasion."""
+    looks = [one.values[name].endswith(GENERATED) for one, _ in pairs for name in names]
+    return sum(looks) >= MOSTLY * len(looks)
 
 
 # --- one task type ---------------------------------------------------------------------------------

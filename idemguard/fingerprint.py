@@ -40,6 +40,7 @@ class Identified:
         digest: SHA-256, as hex digits, of all arguments that are not volatile and have a
             JSON form, where `key` gave an explicit idempotency key; else None.
         matched: the volatile names and paths that left something out.
+        declared: the volatile names and paths that somebody wrote down for it.
 
     """
 
@@ -47,6 +48,7 @@ class Identified:
     canonical: bytes
     digest: str | None = None
     matched: frozenset[str] = NOBODY
+    declared: tuple[str, ...] = ()
 
     @property
     def payload(self) -> Any:
@@ -98,7 +100,8 @@ def identify_payload(
 
     """
     named, canonical, matched = _read_payload(task_type, payload, volatile, keep, extra_volatile)
-    return Identified(_digest(named, canonical), canonical, None, matched)
+    declared = _names("volatile", volatile) if volatile else ()
+    return Identified(_digest(named, canonical), canonical, None, matched, declared)
 
 
 def _read_payload(
@@ -466,7 +469,8 @@ class Identity:
     def _identified(
         self, canonical: bytes, matched: frozenset[str], digest: str | None = None
     ) -> Identified:
-        return Identified(_digest(self._task_type, canonical), canonical, digest, matched)
+        named = _digest(self._task_type, canonical)
+        return Identified(named, canonical, digest, matched, self._volatile)
 
     def _refused(self, what: str) -> ConfigurationError:
         return ConfigurationError(f"{self._task_type}: {what}", task_type=self._task_type)

@@ -67,10 +67,13 @@ class Guard(Hand):
         on_lost: `"rerun"` or `"raise"`.
         on_store_error: `"raise"` or `"run"`.
         mode: `"enforce"`, `"observe"` or `"off"`; `IDEMGUARD_MODE` outranks it.
-        pricer: a function `Usage -> Decimal | None`, or prices per million tokens by model.
+        pricer: a function `Usage -> Decimal | None`, prices per million tokens by model, or
+            `"genai-prices"`; `IDEMGUARD_PRICER`, else nothing is priced.
         max_result_bytes: the largest result that is stored (8 MiB).
         retention: seconds that records and lines are kept, at least `ttl` (24 h).
         window_retention: seconds that sums are kept (8 days), or None: for ever.
+        field_digests: whether lines keep a short digest of each field of a payload, by which
+            `idemguard explain` finds undeclared volatile fields (True).
 
     Raises:
         ConfigurationError: a value that cannot be; it is named.
@@ -343,7 +346,7 @@ def _ask(job: Job, payload: object, policy: Mapping[str, Any], worker_id: str | 
             return job.unseen(error)
         job.refuse(error)
         raise
-    return job.ask(found.fingerprint, None, worker_id)
+    return job.ask_for(found, worker_id)
 
 
 async def _awaited_task(job: Job, ask: Ask, body: Callable[[], Any]) -> Any:

@@ -4,48 +4,57 @@ from __future__ import annotations
 
 import asyncio
 import os
-from datetime import timedelta
-from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from idemguard import config, engine
+from idemguard import change, config, engine, findings, windows
 from idemguard.claim import Begin, Claimed, Complete, Sweep
 from idemguard.codec import Value
 from idemguard.errors import ConfigurationError
-from idemguard.record import Address, Caller, Mode
-from idemguard.stores import Store, open_store
-from idemguard.usage import COST_DIGITS
+from idemguard.pricing import CURRENCY
+from idemguard.record import DUPLICATES, Address, Caller, Mode, Status
+from idemguard.stores import Client, Store, as_store
+from idemguard.usage import money
 from idemguard.windows import OUTCOMES, duplicates, executions, total
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from idemguard.record import Execution, Record
-    from idemguard.windows import Counts
+    from idemguard.windows import Counts, Key, Window
 
 EVER = 2**53  # ms; later than any clock
 COUNTED = "counted"  # the version of records that are only counted, apart from all others
+LOOKED_AT = 10_000  # executions that are looked at one by one
 _LEASE = 30_000
+_DIGITS = set("0123456789abcdef")
+_TOLD = {Status.FAILED: "failed", Status.LOST: "lost", Status.DECLINED: "declined"}
+_NO_WORK = {
+    "executions": 0, "duplicates": 0, "failed": 0, "lost": 0, "declined": 0, "total_tokens": 0,
+    "charged": 0, "wasted": 0,
+}  # fmt: skip
+
+Span: TypeAlias = "tuple[int, int]"  # from when to before when, ms by the store's clock
 
 
 class ExecutionLedger:
     """What was executed in one namespace of one store, and what it came to.
 
     Args:
-        store: a store or its URL; the configured guard's where it is not given.
+        store: a store, its URL, or a client of a server; the configured guard's where it is not given.
         namespace: the configured guard's where it is not given.
 
     """
 
-    def __init__(self, store: Store | str | None = None, *, namespace: str | None = None) -> None:
+    def __init__(self, store: Store | Client | str | None = None, *, namespace: str | None = None) -> None:
         if store is None:
             here = engine.source().engine
             self._store: Store = here.store
             self._namespace = namespace or here.namespace
             return
-        self._store = open_store(store) if isinstance(store, str) else store
-        if not isinstance(self._store, Store):
-            raise ConfigurationError(f"store= takes a URL or a store, not {store!r}")
+        self._store = as_store(store)
         self._namespace = namespace or config.namespace(config.Settings())
 
     @property
@@ -118,27 +127,74 @@ class ExecutionLedger:
             if version is None or address.version == version:
                 yield self._store.look(address)
 
+    def tree(self, execution: Execution) -> list[Execution]:
+        """The guarded executions inside an execution, at all depths, oldest first.
+
+        Args:
+            execution: as the ledger gives it.
+
+        """
+        until = EVER if execution.ended is None else execution.ended + 1
+        inside: dict[str, list[Execution]] = {}
+        for line in self._store.lines(self._namespace, execution.started, until):
+            if line.parent is not None:
+                inside.setdefault(line.parent, []).append(line)
+        now, found = self.now(), inside.pop(execution.execution_id, [])
+        for line in found:  # which grows meanwhile
+            found += inside.pop(line.execution_id, [])
+        found.sort(key=lambda line: (line.started, line.claim.token))
+        return [_as_told(line, now) for line in found]
+
+    def find(self, prefix: str) -> list[Address]:
+        """Where tasks stand whose fingerprint starts so, oldest first; all scopes and versions.
+
+        Args:
+            prefix: hex digits of a fingerprint.
+
+        Raises:
+            ConfigurationError: it is no such text.
+
+        """
+        if not isinstance(prefix, str) or set(prefix) - _DIGITS:
+            raise ConfigurationError(f"a fingerprint has hex digits alone: {prefix!r}")
+        return self._store.addresses(self._namespace, prefix)
+
+    def look(self, address: Address) -> tuple[Record, int]:
+        """A task's record as time has left it, and the store's clock (ms)."""
+        return self._store.look(address)
+
     # --- all of them -----------------------------------------------------------------------------------
 
-    def lines(self, since: timedelta | None = None) -> Iterator[Execution]:
-        """The executions that started within this time, oldest first; all where none is given."""
-        now = self._now()
-        start = 0 if since is None else now - _span(since)
-        for line in self._store.lines(self._namespace, start, EVER):
+    def lines(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> Iterator[Execution]:
+        """The executions that started within this time, oldest first; all where none is given.
+
+        Args:
+            since: how far back.
+            span: from when to before when, ms by the store's clock; instead of `since`.
+
+        """
+        start, end = self._when(since, span)
+        now = self.now()
+        for line in self._store.lines(self._namespace, start, end):
             yield _as_told(line, now)
 
-    def duplication_rate(self, since: timedelta | None = None) -> float:
+    def duplication_rate(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> float:
         """Duplicates per execution, both counted in the windows in which they started.
 
         Args:
             since: how far back, by whole windows of five minutes; all that is kept where it is
                 not given.
+            span: from when to before when, ms by the store's clock; instead of `since`.
 
         Returns:
             A fraction between 0 and 1; 0 where nothing was executed.
 
         """
-        counts = self._counts(since)
+        counts = self._counts(since, span)
         started = executions(counts)
         return duplicates(counts) / started if started else 0.0
 
@@ -149,10 +205,12 @@ class ExecutionLedger:
             A fraction between 0 and 1, over all windows that are kept.
 
         """
-        counts = self._counts(None)
+        counts = self._counts(None, None)
         return counts["doubled"] / counts["tasks"] if counts["tasks"] > 0 else 0.0
 
-    def task_type_summary(self, task_type: str, since: timedelta | None = None) -> dict[str, Any]:
+    def task_type_summary(
+        self, task_type: str, since: timedelta | None = None, *, span: Span | None = None
+    ) -> dict[str, Any]:
         """What the calls and executions of one task type came to.
 
         Returns:
@@ -160,34 +218,231 @@ class ExecutionLedger:
             rest of `totals()`.
 
         """
-        counts = self._counts(since, lambda key: key.task_type == task_type)
+        counts = self._counts(since, span, lambda key: key.task_type == task_type)
         return {"task_type": task_type, **summary(counts)}
 
-    def agent_summary(self, agent: str, since: timedelta | None = None) -> dict[str, Any]:
+    def agent_summary(
+        self, agent: str | None, since: timedelta | None = None, *, span: Span | None = None
+    ) -> dict[str, Any]:
         """What the calls and executions of one agent came to: `agent`, and as for a task type."""
-        counts = self._counts(since, lambda key: key.agent == agent)
+        counts = self._counts(since, span, lambda key: key.agent == agent)
         return {"agent": agent, **summary(counts)}
 
-    def totals(self, since: timedelta | None = None) -> dict[str, Any]:
+    def totals(self, since: timedelta | None = None, *, span: Span | None = None) -> dict[str, Any]:
         """What all calls and executions came to.
+
+        Args:
+            since: how far back, by whole windows of five minutes; all that is kept where it is
+                not given.
+            span: from when to before when, ms by the store's clock; instead of `since`.
 
         Returns:
             Whole numbers: `calls` and each outcome of a call, `runs` and `executions` (the same),
             `tasks`, `duplicates`, `lost`, `input_tokens`, `output_tokens`, `total_tokens`,
-            `wasted_tokens` (spent by duplicates), `saved_tokens` (by reuse), `unpriced`,
-            `without_usage`. Fractions: `doubled_share`, `duplication_rate`. Decimals: `charged`
-            (with `wasted`), `wasted`, `saved`. `avg_input`: tokens, or None.
+            `cache_read_tokens`, `cache_write_tokens`, `reasoning_tokens`, `wasted_tokens` (spent
+            by duplicates), `saved_tokens` (by reuse), `inclusive_tokens` (those of guarded
+            executions inside counted too), `unpriced`, `without_usage`. Fractions:
+            `doubled_share`, `duplication_rate`. Decimals: `charged` (with `wasted`), `wasted`,
+            `saved`, `inclusive`. `avg_input`: tokens, or None. `currency`.
 
         """
-        return summary(self._counts(since))
+        return summary(self._counts(since, span))
+
+    def task_types(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[dict[str, Any]]:
+        """A summary for each task type, the most charged first, then the most executed."""
+        return self._each("task_type", since, span)
+
+    def agents(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[dict[str, Any]]:
+        """A summary for each agent, None where none was named; in the same order."""
+        return self._each("agent", since, span)
+
+    def _each(self, name: str, since: timedelta | None, span: Span | None) -> list[dict[str, Any]]:
+        groups: dict[Any, list[Window]] = {}
+        for window in self.windows(since, span=span):
+            groups.setdefault(getattr(window.key, name), []).append(window)
+        rows = [{name: key, **summary(total(group))} for key, group in groups.items()]
+        return sorted(rows, key=lambda r: (-r["charged"], -r["executions"], str(r[name])))
+
+    # --- what lines tell beside sums -----------------------------------------------------------------
+
+    def newest(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[Execution]:
+        """The newest executions of this time, oldest first; about 10,000 at most.
+
+        What is found out by looking at lines is found out by these, so that it takes no longer
+        where there are more.
+        """
+        start, end = self._when(since, span)
+        left = LOOKED_AT
+        for window in sorted(
+            self._store.windows(self._namespace, start, end), key=lambda one: -one.key.start
+        ):
+            left -= window.executions
+            if left < 0:
+                start = max(start, window.key.start)
+                break
+        now = self.now()
+        lines = self._store.lines(self._namespace, start, end)
+        return [_as_told(line, now) for line in deque(lines, maxlen=LOOKED_AT)]
+
+    def details(self, since: timedelta | None = None, *, span: Span | None = None) -> Details:
+        """All that the newest executions of this time tell beside sums, in one pass."""
+        lines = self.newest(since, span=span)
+        back = self._handed_back(lines)
+        left = [executions for executions, settled in back if not settled]
+        return Details(
+            len(lines),
+            by_worker(lines),
+            findings.drops(left),
+            findings.loops(executions for executions, _ in back),
+            findings.missed(lines),
+            findings.growth(lines),
+        )
+
+    def worker_summaries(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[dict[str, Any]]:
+        """What the executions of each worker came to, by the newest lines; see `by_worker`."""
+        return by_worker(self.newest(since, span=span))
+
+    def drops(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[findings.Drop]:
+        """Tasks that workers only ever declined, by the newest executions of this time."""
+        back = self._handed_back(self.newest(since, span=span))
+        return findings.drops(executions for executions, settled in back if not settled)
+
+    def loops(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[findings.Loop]:
+        """Tasks handed back more than twice, or twice by one worker; as for `drops`."""
+        back = self._handed_back(self.newest(since, span=span))
+        return findings.loops(executions for executions, _ in back)
+
+    def _handed_back(self, lines: list[Execution]) -> list[tuple[list[Execution], bool]]:
+        """Of each task that was declined among these all executions; whether it has a result."""
+        declined = (line.claim.address for line in lines if line.status is Status.DECLINED)
+        found = []
+        for address in dict.fromkeys(declined):
+            record, now = self._store.look(address)
+            settled = record.result is not None  # by hand, say
+            found.append(([_as_told(line, now) for line in record.lines], settled))
+        return found
+
+    def missed(
+        self,
+        since: timedelta | None = None,
+        *,
+        span: Span | None = None,
+        task_type: str | None = None,
+    ) -> list[findings.Missed]:
+        """Executions that repeat an earlier one but for a field or two that may be volatile.
+
+        Args:
+            since: how far back.
+            span: from when to before when, ms; instead of `since`.
+            task_type: of this one alone.
+
+        """
+        lines = self.newest(since, span=span)
+        return findings.missed(
+            line for line in lines if task_type is None or line.task_type == task_type
+        )
+
+    def explain(
+        self, task_type: str, since: timedelta | None = None, *, span: Span | None = None
+    ) -> findings.Explanation:
+        """What stands behind the figures of one task type, by the newest executions."""
+        lines = [line for line in self.newest(since, span=span) if line.task_type == task_type]
+        return findings.explanation(task_type, lines)
+
+    def growth(
+        self, since: timedelta | None = None, *, span: Span | None = None
+    ) -> list[findings.Growth]:
+        """Task types whose input grows from step to step, as carried history does."""
+        return findings.growth(self.newest(since, span=span))
+
+    def compare(
+        self, a: tuple[datetime, datetime], b: tuple[datetime, datetime]
+    ) -> change.Comparison:
+        """Why the bill changed from one span of time to another.
+
+        Args:
+            a: from when to when; without a time zone it is local time.
+            b: the same of the second.
+
+        Returns:
+            By task type and in all, the change of tokens and of money, split into more runs,
+            more duplicates, bigger runs and another price. Where a span cuts a window (of five
+            minutes, or of an hour where it is over a day old), the lines are counted that are
+            kept of it, or else the window counts where it starts.
+
+        Raises:
+            ConfigurationError: a span that is none.
+
+        """
+        spans = _moments("a", a), _moments("b", b)
+        before, after = (self._by_type(span) for span in spans)
+        return change.compared(*spans, before, after)
+
+    def _by_type(self, span: Span) -> dict[str, Counts]:
+        """The counts of a span; of windows that it cuts, those of the lines that are kept."""
+        found: dict[str, Counts] = {}
+        for window in self.windows(span=span):
+            start, end = window.key.start, window.key.start + window.span
+            if span[0] <= start and end <= span[1]:
+                counts = window.counts
+            else:
+                cut = max(start, span[0]), min(end, span[1])
+                counts = self._cut(window, cut)
+            found.setdefault(window.key.task_type, Counter()).update(counts)
+        return found
+
+    def _cut(self, window: Window, span: Span) -> Mapping[str, int]:
+        start, end = window.key.start, window.key.start + window.span
+        lines = [
+            line
+            for line in self._store.lines(self._namespace, start, end)
+            if line.task_type == window.key.task_type and line.agent == window.key.agent
+        ]
+        if len(lines) < window.executions:  # some are gone: it counts where it starts
+            return window.counts if span[0] == start else Counter()
+        counts: Counts = Counter()
+        for line in lines:
+            if span[0] <= line.started < span[1]:
+                counts.update(windows.counted(line))
+        return counts
+
+    # --- windows ---------------------------------------------------------------------------------------
+
+    def windows(self, since: timedelta | None = None, *, span: Span | None = None) -> list[Window]:
+        """The windows that overlap this time, with all that is lost made final first.
+
+        Args:
+            since: how far back.
+            span: from when to before when, ms by the store's clock; instead of `since`.
+
+        """
+        self.sweep()
+        return self._store.windows(self._namespace, *self._when(since, span))
 
     def _counts(
-        self, since: timedelta | None, wanted: Callable[[Any], bool] = lambda _: True
+        self,
+        since: timedelta | None,
+        span: Span | None,
+        wanted: Callable[[Key], bool] = lambda _: True,
     ) -> Counts:
-        self.sweep()
-        start = 0 if since is None else self._now() - _span(since)
-        windows = self._store.windows(self._namespace, start, EVER)
-        return total(window for window in windows if wanted(window.key))
+        return total(window for window in self.windows(since, span=span) if wanted(window.key))
+
+    def _when(self, since: timedelta | None, span: Span | None) -> Span:
+        if span is not None:
+            return span
+        return (0 if since is None else self.now() - _span(since)), EVER
 
     def sweep(self) -> int:
         """Make final what is lost where nobody calls again; how many tasks that were."""
@@ -196,8 +451,59 @@ class ExecutionLedger:
             self._store.perform(Sweep(address))
         return len(overdue)
 
-    def _now(self) -> int:
+    def now(self) -> int:
+        """The store's clock, ms since 1970."""
         return self._store.look(Address(self._namespace, ""))[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Details:
+    """What lines tell beside sums.
+
+    Attributes:
+        looked_at: executions that were looked at, the newest.
+        workers: as `by_worker` gives them.
+        drops: tasks that workers only ever declined.
+        loops: tasks that were handed back again and again.
+        missed: executions that repeat others but for a field or two.
+        growth: task types whose input grows as carried history does.
+
+    """
+
+    looked_at: int
+    workers: list[dict[str, Any]]
+    drops: list[findings.Drop]
+    loops: list[findings.Loop]
+    missed: list[findings.Missed]
+    growth: list[findings.Growth]
+
+
+def by_worker(lines: Iterable[Execution]) -> list[dict[str, Any]]:
+    """What the executions of each worker came to.
+
+    Args:
+        lines: the executions.
+
+    Returns:
+        For each `worker`, `executions`, `duplicates`, `failed`, `lost`, `declined`,
+        `total_tokens`, `charged` and `wasted` (Decimals); the most executions first.
+
+    """
+    rows: dict[str, dict[str, Any]] = {}
+    for line in lines:
+        row = rows.setdefault(line.worker, {"worker": line.worker, **_NO_WORK})
+        row["executions"] += 1
+        if line.status in _TOLD:
+            row[_TOLD[line.status]] += 1
+        price = line.spent.cost or 0
+        row["total_tokens"] += 0 if line.usage is None else line.usage.total_tokens or 0
+        row["charged"] += price
+        if line.cause in DUPLICATES:
+            row["duplicates"] += 1
+            row["wasted"] += price
+    for row in rows.values():
+        row |= {name: money(row[name]) for name in ("charged", "wasted")}
+    return sorted(rows.values(), key=lambda row: (-row["executions"], row["worker"]))
 
 
 def summary(counts: Counts) -> dict[str, Any]:
@@ -220,27 +526,39 @@ def summary(counts: Counts) -> dict[str, Any]:
         "input_tokens": input_,
         "output_tokens": output,
         "total_tokens": input_ + output,
+        "cache_read_tokens": counts["cache_read"],
+        "cache_write_tokens": counts["cache_write"],
+        "reasoning_tokens": counts["reasoning"],
         "wasted_tokens": counts["wasted_input"] + counts["wasted_output"],
         "saved_tokens": counts["saved_input"] + counts["saved_output"],
-        "charged": _money(counts["cost"]),
-        "wasted": _money(counts["wasted_cost"]),
-        "saved": _money(counts["saved_cost"]),
+        "inclusive_tokens": input_ + output + counts["inner_input"] + counts["inner_output"],
+        "charged": money(counts["cost"]),
+        "wasted": money(counts["wasted_cost"]),
+        "saved": money(counts["saved_cost"]),
+        "inclusive": money(counts["cost"] + counts["inner_cost"]),
+        "currency": CURRENCY,
         "unpriced": counts["unpriced"],
         "without_usage": counts["unknown_usage"],
     }
-
-
-def _money(units: int) -> Decimal:
-    return Decimal(units).scaleb(-COST_DIGITS)
 
 
 def _span(since: timedelta) -> int:
     return config.milliseconds("since", since, least=0)
 
 
+def _moments(name: str, span: object) -> Span:
+    match span:
+        case (datetime() as start, datetime() as end):
+            first, last = (round(moment.timestamp() * 1000) for moment in (start, end))
+            if first < last:
+                return first, last
+    raise ConfigurationError(
+        f"{name} takes a pair of datetimes, (start, end), the earlier first, not {span!r}"
+    )
+
+
 def _whole(fingerprint: str) -> str:
-    digits = set("0123456789abcdef")
-    if not isinstance(fingerprint, str) or len(fingerprint) != 64 or set(fingerprint) - digits:  # noqa: PLR2004 - SHA-256
+    if not isinstance(fingerprint, str) or len(fingerprint) != 64 or set(fingerprint) - _DIGITS:  # noqa: PLR2004 - SHA-256
         raise ConfigurationError(
             f"a fingerprint has 64 hex digits, as task_fingerprint() gives them: {fingerprint!r}"
         )

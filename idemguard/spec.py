@@ -10,6 +10,7 @@ from idemguard.api import Task
 from idemguard.calls import Job, free
 from idemguard.codec import Codec
 from idemguard.context import inside, present_scope
+from idemguard.digests import raw_digests
 from idemguard.errors import ConfigurationError
 from idemguard.fingerprint import Identity, task_type_of
 from idemguard.shapes import Callee, Shape, callee, finally_returned, is_async, returned, yielded
@@ -149,7 +150,7 @@ class Spec:
                 return job.unseen(error)
             job.refuse(error)
             raise
-        return job.ask(found.fingerprint, found.digest)
+        return job.ask_for(found)
 
     def _identified(
         self,
@@ -206,6 +207,7 @@ class Spec:
             self.codec,
             found.digest,
             None if mine is None else mine.policy,
+            raw_digests(found),
         )
 
     def call(

@@ -256,6 +256,8 @@ class _Run:
         self._recorder.add(chunk)
         if self._seen is not None:
             self._seen.append(chunk)
+        else:
+            self._execution.returned(chunk)
         return chunk
 
     # --- the end ---------------------------------------------------------------------------------

@@ -28,6 +28,9 @@ FINE = 86_400_000  # ms: windows older than this are rolled up to hours
 
 OUTCOMES = ("executed", "reused", "fallback", "declined", "failed", "refused", "unguarded")
 TOKENS = ("input", "output", "cache_read", "cache_write", "reasoning")
+WASTED = TOKENS[:4]
+SAVED = TOKENS[:2]
+PARTS = ("input", "cache_read", "cache_write")  # input: what is in no cache
 # upper bounds of the run-time histogram, ms; the last bucket has none
 RUN_TIMES = (
     10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 20_000, 30_000, 60_000,
@@ -44,9 +47,12 @@ COUNTERS: tuple[str, ...] = (
     "lost",
     *TOKENS,
     "cost",
-    "wasted_input",
-    "wasted_output",
+    *(f"cost_{part}" for part in PARTS),  # of it; the rest is the output's
+    *(f"wasted_{name}" for name in WASTED),
     "wasted_cost",
+    "inner_input",  # of the guarded executions inside
+    "inner_output",
+    "inner_cost",
     "saved_input",
     "saved_output",
     "saved_cost",
@@ -127,7 +133,7 @@ def entries(before: Record, after: Record, command: Command, answer: Answer, now
                 counts = book.at(now, command.caller)
                 if answer.result.available:
                     counts["call_reused"] += 1
-                    _spend(counts, answer.result.spent, "saved_")
+                    _spend(counts, answer.result.spent, "saved_", SAVED)
                 else:  # its caller gets an error
                     counts["call_refused"] += 1
             elif isinstance(answer, InFlight) and command.since is None:
@@ -184,13 +190,9 @@ def _change(counts: Counts, old: Execution | None, line: Execution) -> None:
         _miss(counts, line.spent, 1)
         if old is not None:
             _miss(counts, old.spent, -1)
-        _spend(counts, line.spent, "", 1)
+        _exclusive(counts, line.spent, 1, wasted=line.claim.cause in DUPLICATES)
         if old is not None:
-            _spend(counts, old.spent, "", -1)
-        if line.claim.cause in DUPLICATES:
-            _spend(counts, line.spent, "wasted_", 1)
-            if old is not None:
-                _spend(counts, old.spent, "wasted_", -1)
+            _exclusive(counts, old.spent, -1, wasted=line.claim.cause in DUPLICATES)
     if line.status is Status.LOST and (old is None or old.status is not Status.LOST):
         counts["lost"] += 1
     if line.ended is not None and (old is None or old.ended is None):
@@ -201,10 +203,35 @@ def _change(counts: Counts, old: Execution | None, line: Execution) -> None:
         del counts[name]
 
 
-def _spend(counts: Counts, spent: Spent, prefix: str, sign: int = 1) -> None:
+def counted(line: Execution) -> Counts:
+    """What one execution is counted as in the window in which it started.
+
+    Whether its task was executed for the first time, or the second, a line does not tell.
+    """
+    counts: Counts = Counter()
+    counts[f"cause_{line.claim.cause}"] += 1
+    _change(counts, None, line)
+    return counts
+
+
+def _exclusive(counts: Counts, spent: Spent, sign: int, *, wasted: bool) -> None:
+    _spend(counts, spent, "", TOKENS, sign)
+    if wasted:
+        _spend(counts, spent, "wasted_", WASTED, sign)
+    for part, cost in zip(PARTS, spent.parts or (), strict=False):
+        if cost:
+            counts[f"cost_{part}"] += sign * cost
+    for name, inner in zip(("input", "output", "cost"), spent.inner or (), strict=False):
+        if inner:
+            counts[f"inner_{name}"] += sign * inner
+
+
+def _spend(
+    counts: Counts, spent: Spent, prefix: str, names: tuple[str, ...], sign: int = 1
+) -> None:
     usage = spent.usage
     if usage is not None:
-        for name in TOKENS if not prefix else TOKENS[:2]:
+        for name in names:
             if count := getattr(usage, f"{name}_tokens"):
                 counts[prefix + name] += sign * count
     if spent.cost:
@@ -216,7 +243,7 @@ def _miss(counts: Counts, spent: Spent, by: int) -> None:
     if spent.usage is None:
         if not spent.nested:
             counts["unknown_usage"] += by
-    elif spent.cost is None:
+    elif spent.cost is None or spent.unpriced:
         counts["unpriced"] += by
 
 

@@ -307,7 +307,7 @@ class File:
                 f"{self.path}: written by a newer idemguard (schema {schema}, this one knows "
                 f"{rows.SCHEMA}); upgrade idemguard, or {ANOTHER}"
             )
-        return bool(schema)
+        return bool(schema == rows.SCHEMA)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("BEGIN IMMEDIATE")
@@ -317,7 +317,9 @@ class File:
                 for table in rows.TABLES:
                     connection.execute(table)
                 connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {rows.SCHEMA}")
+            else:
+                rows.add_counters(connection)  # of a version that counted less
+            connection.execute(f"PRAGMA user_version = {rows.SCHEMA}")
             connection.execute("COMMIT")
         except BaseException:
             _roll_back(connection)

@@ -10,6 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from idemguard.claim import aged, transition, waits, wakes
+from idemguard.digests import keyed
 from idemguard.forks import on_fork
 from idemguard.record import Record, Status
 from idemguard.stores.bridge import Direct
@@ -63,6 +64,7 @@ class MemoryStore:
     def perform(self, command: Command) -> Answer:
         """One command, under the lock."""
         address = command.address
+        command = keyed(command, lambda: self.secret(address.namespace))
         with self._lock:
             while True:
                 turn, now = self._turn, self._clock()

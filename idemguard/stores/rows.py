@@ -12,9 +12,15 @@ from idemguard.usage import NOTHING, Spent, Usage
 from idemguard.windows import COUNTERS, Key, Window
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterable, Mapping, Sequence
 
-SCHEMA = 1
+SCHEMA = 2
+
+
+def _column(counter: str) -> str:
+    return f"{counter} INTEGER NOT NULL DEFAULT 0"
+
 
 # A record is one row, so that a command reads one and writes one: what is searched for stands
 # in columns, the rest in JSON. One index serves all that goes by time: it is searched for the
@@ -34,7 +40,7 @@ TABLES = (
         data BLOB NOT NULL)""",
     f"""CREATE TABLE window (namespace TEXT NOT NULL, start INTEGER NOT NULL,
         span INTEGER NOT NULL, task_type TEXT NOT NULL, agent TEXT NOT NULL,
-        {", ".join(f"{name} INTEGER NOT NULL DEFAULT 0" for name in COUNTERS)},
+        {", ".join(_column(name) for name in COUNTERS)},
         PRIMARY KEY (namespace, start, span, task_type, agent)) WITHOUT ROWID""",
     "CREATE TABLE namespace (name TEXT PRIMARY KEY, secret BLOB NOT NULL) WITHOUT ROWID",
     "CREATE TABLE tended (at INTEGER NOT NULL)",
@@ -47,6 +53,14 @@ TABLES = (
 )
 
 _json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def add_counters(connection: sqlite3.Connection) -> None:
+    """Have windows count all that there is to count."""
+    there = {name for _, name, *_ in connection.execute("PRAGMA table_info(window)")}
+    for counter in COUNTERS:
+        if counter not in there:
+            connection.execute(f"ALTER TABLE window ADD COLUMN {_column(counter)}")
 
 
 def place(address: Address) -> tuple[str, str, str, str]:
@@ -128,16 +142,26 @@ def _spent(spent: Spent) -> tuple[Any, ...] | None:
     return (
         spent.reports, None if usage is None else [getattr(usage, name) for name in _USAGE],
         spent.inputs, spent.responses, spent.cost, spent.currency, spent.price_version,
-        spent.nested,
+        spent.nested, *_beside(spent),
     )  # fmt: skip
+
+
+def _beside(spent: Spent) -> tuple[Any, ...]:
+    """What most executions have nothing of."""
+    beside = spent.parts, spent.inner, spent.unpriced
+    return () if beside == (None, None, 0) else beside
 
 
 def _spending(row: list[Any] | None) -> Spent:
     if row is None:
         return NOTHING
-    reports, counts, inputs, responses, cost, currency, version, nested = row
+    reports, counts, inputs, responses, cost, currency, version, nested, *beside = row
     usage = None if counts is None else Usage(**dict(zip(_USAGE, counts, strict=True)))
-    return Spent(reports, usage, tuple(inputs), tuple(responses), cost, currency, version, nested)
+    parts, inner, unpriced = beside or (None, None, 0)
+    return Spent(
+        reports, usage, tuple(inputs), tuple(responses), cost, currency, version, nested,
+        None if parts is None else tuple(parts), None if inner is None else tuple(inner), unpriced,
+    )  # fmt: skip
 
 
 def times(lines: Iterable[Execution]) -> tuple[int | None, int | None, int | None]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from idemguard.claim import Begin, Forget, Resolve, aged, transition, waits, wakes
+from idemguard.digests import keyed
 from idemguard.errors import ConfigurationError, StoreError
 from idemguard.forks import on_fork
 from idemguard.record import Record
@@ -92,6 +93,7 @@ class SqliteStore:
         self._room = WaitingRoom()
         self._watch = Watch(self._room, self._file)
         self._known = _Rows()
+        self._secrets: dict[tuple[int, str], bytes] = {}
         on_fork(self)
 
     @classmethod
@@ -135,6 +137,7 @@ class SqliteStore:
 
     def perform(self, command: Command) -> Answer:
         """One command in one immediate transaction."""
+        command = keyed(command, lambda: self.secret(command.address.namespace))
         step = partial(self._step, command)
         answer, whom = self._file.write(step, BRIEF if getattr(command, "brief", False) else None)
         self._room.call(command.address, whom)
@@ -241,15 +244,10 @@ class SqliteStore:
 
     def lines(self, namespace: str, since: int, until: int) -> Iterator[Execution]:
         """The executions that started in this time, oldest first; read in batches."""
-        found = self._rows(
-            "SELECT id FROM record INDEXED BY record_times "
-            "WHERE namespace = ? AND first < ? AND last >= ? ORDER BY first, id",
-            namespace, until, since,
-        )  # fmt: skip
         # records come by their first start: a line is due when no later record can precede it
         waiting: list[tuple[int, int, int, Execution]] = []
         numbers = itertools.count()
-        for first, lines in self._batches([id_ for (id_,) in found]):
+        for first, lines in self._batches(namespace, since, until):
             while waiting and waiting[0][0] < first:
                 yield heapq.heappop(waiting)[-1]
             for line in lines:
@@ -259,13 +257,25 @@ class SqliteStore:
         while waiting:
             yield heapq.heappop(waiting)[-1]
 
-    def _batches(self, ids: list[int]) -> Iterator[tuple[int, list[Execution]]]:
-        for start in range(0, len(ids), BATCH):
-            batch = ids[start : start + BATCH]
+    def _batches(
+        self, namespace: str, since: int, until: int
+    ) -> Iterator[tuple[int, list[Execution]]]:
+        """First start and lines of the records that have some of this time, in that order."""
+        done = -1
+        while True:
+            starts = self._rows(
+                "SELECT first FROM record INDEXED BY record_times "
+                "WHERE first > ? AND first < ? AND last >= ? ORDER BY first LIMIT ?",
+                done, until, since, BATCH,
+            )  # fmt: skip
+            if not starts:
+                return
             found = self._rows(
-                f"SELECT {_PLACE}, first, lines FROM record "
-                f"WHERE id IN ({', '.join(map(str, batch))}) ORDER BY first, id"
-            )
+                f"SELECT {_PLACE}, first, lines FROM record INDEXED BY record_times "
+                "WHERE first > ? AND first <= ? AND last >= ? AND namespace = ? ORDER BY first, id",
+                done, starts[-1][0], since, namespace,
+            )  # fmt: skip
+            done = starts[-1][0]
             for *place, first, lines in found:
                 address = rows.address(place)
                 try:
@@ -284,6 +294,12 @@ class SqliteStore:
 
     def secret(self, namespace: str) -> bytes:
         """The namespace's secret."""
+        known = self._secrets.get((self._file.replaced, namespace))
+        if known is None:
+            known = self._secrets[self._file.replaced, namespace] = self._secret(namespace)
+        return known
+
+    def _secret(self, namespace: str) -> bytes:
         fresh = secrets.token_bytes(32)
 
         def step(connection: sqlite3.Connection) -> bytes:

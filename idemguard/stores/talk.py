@@ -6,10 +6,12 @@ drives it does the I/O, with a sync client or on a loop, and throws in what the 
 
 from __future__ import annotations
 
+import secrets
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from idemguard.claim import Forget, Renew
+from idemguard.claim import Begin, Forget, Renew
+from idemguard.digests import keyed, unkeyed
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.stores import wire
 from idemguard.stores.clients import connecting, meaning, spoken, stumbled
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 REGISTERED = 400 * 86_400_000  # ms that a namespace is remembered after a process began to write
 AWAY = 0.5  # seconds after an outage in which who must not be held up does not try
+SECRET_LIVES = 400 * 86_400_000  # ms after its last use
 READING, BOOKING = "reading the ledger", "booking calls"
 
 
@@ -48,7 +51,8 @@ class Talk:
         clients: of the server.
         clock: tells ms, for tests; None: the server's.
         name: of the process that speaks.
-        namespaces: those that this process has written to.
+        namespaces: those that this process has written to, each with its secret, or None where
+            that is not known.
 
     """
 
@@ -57,7 +61,7 @@ class Talk:
         clients: Clients,
         clock: Callable[[], int] | None,
         name: str,
-        namespaces: set[str],
+        namespaces: dict[str, bytes | None],
     ) -> None:
         self._clients = clients
         self._namespaces = namespaces
@@ -73,9 +77,26 @@ class Talk:
 
     def perform(self, command: Command) -> Exchange:
         """Have a script perform a command; gives its reply."""
-        step, namespace = wire.step(command), command.address.namespace
-        doing = f"{step.script} of task {command.address.fingerprint[:16]}"
-        if namespace not in self._namespaces:
+        namespace = command.address.namespace
+        doing = f"{type(command).__name__.lower()} of task {command.address.fingerprint[:16]}"
+        known_here, secret = namespace in self._namespaces, self._namespaces.get(namespace)
+        asks = False
+        if secret is None and unkeyed(command):
+            asks = (
+                not self._clients.cluster and type(command) is Begin
+            )  # and is told with the answer
+            if not asks:
+                secret = yield from self.secret(namespace)
+        if secret is not None:
+            known = secret
+            command = keyed(command, lambda: known)
+        step = wire.step(command)
+        if asks:
+            step = step._replace(
+                keys=(*step.keys, wire.NAMESPACES, wire.secret_key(namespace)),
+                args=(*step.args, secrets.token_bytes(32), SECRET_LIVES),
+            )
+        elif not known_here:
             if self._clients.cluster:
                 entry = ("SADD", wire.NAMESPACES, wire.in_registry(namespace))
                 yield from self.plain(entry, wire.NAMESPACES, doing)
@@ -92,8 +113,15 @@ class Talk:
             for key in step.keys[:2]:  # what no script can read is dropped whole
                 yield from self.plain(("DEL", key), key, doing)
             reply = yield from self.step(step, doing, brief=brief)
-        self._namespaces.add(namespace)
+        if asks:
+            *reply, secret = reply
+        self._namespaces[namespace] = secret
         return reply
+
+    def secret(self, namespace: str) -> Exchange:
+        """Have a namespace's secret told, made where there is none."""
+        args = (secrets.token_bytes(32), SECRET_LIVES)
+        return self.run("secret", (wire.secret_key(namespace),), args, READING)
 
     def answer(self, command: Command, reply: list[Any]) -> Answer:
         """What a command's reply means.
@@ -176,14 +204,14 @@ class Talk:
         # each node of a cluster has scripts of its own, and all of a slot's keys are at one
         seen = f"{name} {keys[0].partition('}')[0]}" if self._clients.cluster else name
         load = seen not in self._loaded
-        patience: Patience | None = None
+        started, patience = time.monotonic(), None
         while True:
             head = ("EVAL", lua.text) if load else ("EVALSHA", lua.sha)
             try:
                 reply = yield Request((*head, len(keys), *keys, *args), keys[0])
             except Exception as error:  # noqa: BLE001 - what it means is decided below
                 if patience is None:
-                    patience = Patience(time.monotonic(), brief=brief, grace=self._grace())
+                    patience = Patience(started, brief=brief, grace=self._grace())
                 then = self._after(
                     error, patience, doing, cold=not load, alone=not divisible or len(keys) == 1
                 )
@@ -200,13 +228,13 @@ class Talk:
 
     def plain(self, args: tuple[Any, ...], key: str, doing: str) -> Exchange:
         """Send a plain command; gives its reply."""
-        patience: Patience | None = None
+        started, patience = time.monotonic(), None
         while True:
             try:
                 return (yield Request(args, key))
             except Exception as error:  # noqa: BLE001 - what it means is decided below
                 if patience is None:
-                    patience = Patience(time.monotonic(), brief=False, grace=self._grace())
+                    patience = Patience(started, brief=False, grace=self._grace())
                 self._after(error, patience, doing, cold=False, alone=True)
                 if patience.pause:
                     yield patience.pause

@@ -55,6 +55,11 @@ def shard(namespace: str, digit: str) -> str:
     return f"idemguard:{{{_quoted(namespace)}:{digit}}}:"
 
 
+def secret_key(namespace: str) -> str:
+    """The key of a namespace's secret."""
+    return f"{shard(namespace, '0')}secret"
+
+
 def in_registry(namespace: str) -> str:
     """A namespace as it stands among the namespaces."""
     return _quoted(namespace)
@@ -158,8 +163,19 @@ def spent_text(spent: Spent) -> str:
     return _json((
         str(spent.reports), about, spent.inputs, spent.responses,
         None if spent.cost is None else str(spent.cost),
-        spent.currency, spent.price_version, spent.nested,
+        spent.currency, spent.price_version, spent.nested, *_beside(spent),
     ))  # fmt: skip
+
+
+def _beside(spent: Spent) -> tuple[Any, ...]:
+    """What most executions have nothing of."""
+    if spent.parts is None and spent.inner is None and not spent.unpriced:
+        return ()
+    parts, inner = (
+        None if amounts is None else [str(amount) for amount in amounts]
+        for amounts in (spent.parts, spent.inner)
+    )
+    return parts, inner, spent.unpriced
 
 
 def _claim_args(claim: Claim) -> tuple[Any, ...]:
@@ -322,7 +338,8 @@ def spending(text: str) -> Spent:
     """What was spent, of its text."""
     if not text:
         return NOTHING
-    reports, about, inputs, responses, cost, currency, version, nested = json.loads(text)
+    reports, about, inputs, responses, cost, currency, version, nested, *beside = json.loads(text)
+    parts, inner, unpriced = beside or (None, None, 0)
     usage = None
     if about is not None:
         *amounts, model, provider, response = about
@@ -336,7 +353,15 @@ def spending(text: str) -> Spent:
     return Spent(
         int(reports), usage, tuple(inputs), tuple(responses),
         None if cost is None else int(cost), currency, version, nested,
+        _three(parts), _three(inner), unpriced,
     )  # fmt: skip
+
+
+def _three(amounts: list[str] | None) -> tuple[int, int, int] | None:
+    if amounts is None:
+        return None
+    one, two, three = amounts
+    return int(one), int(two), int(three)
 
 
 def _result(where: Address, fields: list[Any]) -> Result:

@@ -77,6 +77,9 @@ spendings = st.just(NOTHING) | st.builds(
     currency=st.none() | texts,
     price_version=st.none() | texts,
     nested=st.booleans(),
+    parts=st.none() | st.tuples(counts, counts, counts),
+    inner=st.none() | st.tuples(counts, counts, counts),
+    unpriced=st.integers(0, 2**31),
 )
 callers = st.builds(
     Caller,

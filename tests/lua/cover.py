@@ -13,7 +13,7 @@ from lua.sequences import generated
 import idemguard
 
 # what no command is performed by
-ASIDE = {"waits", "rolled", "percentile", "executions", "duplicates", "total"}
+ASIDE = {"waits", "rolled", "counted", "percentile", "executions", "duplicates", "total"}
 FILES = [str(Path(idemguard.__file__).parent / name) for name in ("claim.py", "windows.py")]
 
 

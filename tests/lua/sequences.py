@@ -425,6 +425,9 @@ class _Generator:
             chance.choice(((), (1, 2**62))), chance.choice(((), ("r1", "é"))),
             chance.choice((None, 0, 5, 10**12, 2**53 + 1, 2**60 + 1)), chance.choice((None, "USD")),
             chance.choice((None, "v1")), chance.random() < 0.2,
+            chance.choice((None, None, (0, 0, 0), (5, 0, 2), (2**60, 1, 2**53 + 1))),
+            chance.choice((None, None, (0, 0, 0), (7, 1, 30), (2**53 + 1, 2, 2**60))),
+            chance.choice((0, 0, 0, 1, 12)),
         )  # fmt: skip
 
     def _ago(self) -> int:

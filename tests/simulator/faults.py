@@ -291,13 +291,13 @@ FAULTS = (
     _windows("every change of a line counts it again", "        if old is None:\n            _start(", "        if True:\n            _start("),
     _windows(
         "tokens are booked with every report",
-        '        if old is not None:\n            _spend(counts, old.spent, "", -1)\n',
-        "",
+        "            _exclusive(counts, old.spent, -1, wasted=line.claim.cause in DUPLICATES)\n",
+        "            pass\n",
     ),
     _windows(
         "wasted tokens are booked with every report",
-        '            if old is not None:\n                _spend(counts, old.spent, "wasted_", -1)\n',
-        "",
+        "_exclusive(counts, old.spent, -1, wasted=line.claim.cause in DUPLICATES)",
+        "_exclusive(counts, old.spent, -1, wasted=False)",
     ),
     _windows("a withdrawn claim stays in the windows", "_start(counts, line, before.runs - 1, -1)", "pass"),
     _windows("the third execution doubles again", "    elif earlier == 1:\n", "    elif earlier >= 1:\n"),

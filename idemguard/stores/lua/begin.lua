@@ -5,6 +5,9 @@
 -- ARGV[7]  worker           ARGV[12] since, ms; ""
 -- ARGV[8]  rest of caller   ARGV[13] beside: an id; ""
 -- ARGV[9]  lease, ms        ARGV[14] digest: "=" and the text; ""
+-- KEYS[8]  secret of the namespace, from a process that does not know it, with
+-- ARGV[15] a fresh one      ARGV[16] how long it lives after its last use, ms; then it is also the
+--          last part of what is returned
 -- returns  {"claimed", source, runs, conflict}
 --          {"replay", source, spent, codec, data, at, fresh, gone, runs}
 --          {"in_flight", source, left, since, runs} | {"unknown", source, runs}
@@ -14,6 +17,29 @@ if damaged then return refused() end
 
 local nonce, lease, mode = ARGV[5], tonumber(ARGV[9]), ARGV[10]
 local since, digest = tonumber(ARGV[12]), ARGV[14] ~= '' and ARGV[14]
+
+-- a process that does not know the secret leaves it to the server to make digests with it
+local secret
+
+local function key_digests(text)
+  local rest = cjson.decode(text)
+  for _, pair in ipairs(rest[4]) do
+    local raw = string.match(pair[2], '^%x+')
+    if raw and #raw == 40 then
+      local bytes = string.gsub(raw, '%x%x', function(two) return string.char(tonumber(two, 16)) end)
+      pair[2] = string.sub(redis.sha1hex(secret .. bytes), 1, 8) .. string.sub(pair[2], 41)
+    end
+  end
+  return cjson.encode(rest)
+end
+
+local rest = ARGV[8]
+if KEYS[8] then
+  redis.call('SET', KEYS[8], ARGV[15], 'NX')
+  redis.call('PEXPIRE', KEYS[8], ARGV[16])
+  secret = redis.call('GET', KEYS[8])
+  rest = key_digests(rest)
+end
 
 local function other_payload()
   return record.digest and record.digest ~= digest
@@ -29,7 +55,7 @@ local function open(cause, holds)
   local generation = record.generation
   if mode == 'bypass' or not generation then generation = token end
   local line = {
-    token, nonce, cause, generation, now, holds, ARGV[6], ARGV[7], ARGV[8],
+    token, nonce, cause, generation, now, holds, ARGV[6], ARGV[7], rest,
     now + lease, 'open', false, false, '',
   }
   put(line)
@@ -82,7 +108,7 @@ local function replay(found)
   else
     record.reused = record.reused + 1
     book(now, ARGV[6], 'call_reused', 1)
-    if found[2] ~= '' then spend(now, ARGV[6], spending(found[2]), 'saved_', '') end
+    if found[2] ~= '' then spend(now, ARGV[6], spending(found[2]), 'saved_', 2, '') end
   end
   return {
     'replay', found[1], found[2], found[3], found[4],
@@ -127,4 +153,5 @@ if changed then
   extend()
 end
 write()
+if secret then answer[#answer + 1] = secret end
 return answer

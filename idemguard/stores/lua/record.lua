@@ -157,7 +157,8 @@ local function content()
   return false
 end
 
--- what was spent, of its text: reports, usage, inputs, responses, cost, currency, version, nested
+-- what was spent, of its text: reports, usage, inputs, responses, cost, currency, version, nested,
+-- and where there is any, the cost's parts, what guarded executions inside spent, unpriced reports
 local NOTHING = {'0', cjson.null, {}, {}, cjson.null, cjson.null, cjson.null, false}
 
 local function spending(text)

@@ -17,7 +17,7 @@ for number = 5, #ARGV, 3 do
     book(now, label, kept and 'call_reused' or 'call_refused', reused)
     if kept then
       record.reused = record.reused + reused
-      for _ = 1, spent and reused or 0 do spend(now, label, spent, 'saved_', '') end
+      for _ = 1, spent and reused or 0 do spend(now, label, spent, 'saved_', 2, '') end
     end
   end
 end

@@ -4,6 +4,9 @@
 
 local DUPLICATES = {lost = true, fallback = true, observed = true, unguarded = true}
 local TOKENS = {'input', 'output', 'cache_read', 'cache_write', 'reasoning'}
+local BESIDE = {
+  'cost_input', 'cost_cache_read', 'cost_cache_write', 'inner_input', 'inner_output', 'inner_cost',
+}
 local NAMESPACES_LIVE = '34560000000' -- 400 days after a process has begun to write
 
 local booked = {}
@@ -27,13 +30,12 @@ local function amount(time, label, counter, sign, number)
   end
 end
 
-local function spend(time, label, spent, prefix, sign)
+-- kinds: how many of the tokens' kinds count
+local function spend(time, label, spent, prefix, kinds, sign)
   local usage = spent[2]
   if usage ~= cjson.null then
-    for number, name in ipairs(TOKENS) do
-      if prefix == '' or number <= 2 then
-        amount(time, label, prefix .. name, sign, usage[number])
-      end
+    for number = 1, kinds do
+      amount(time, label, prefix .. TOKENS[number], sign, usage[number])
     end
   end
   amount(time, label, prefix .. 'cost', sign, spent[5])
@@ -43,7 +45,7 @@ end
 local function miss(time, label, spent, by)
   if spent[2] == cjson.null then
     if not spent[8] then book(time, label, 'unknown_usage', by) end
-  elseif spent[5] == cjson.null then
+  elseif spent[5] == cjson.null or (spent[11] or 0) > 0 then
     book(time, label, 'unpriced', by)
   end
 end
@@ -51,8 +53,15 @@ end
 local function spent_by(line, text, by, sign)
   local spent = spending(text)
   miss(line[STARTED], line[LABEL], spent, by)
-  spend(line[STARTED], line[LABEL], spent, '', sign)
-  if DUPLICATES[line[CAUSE]] then spend(line[STARTED], line[LABEL], spent, 'wasted_', sign) end
+  spend(line[STARTED], line[LABEL], spent, '', 5, sign)
+  if DUPLICATES[line[CAUSE]] then spend(line[STARTED], line[LABEL], spent, 'wasted_', 4, sign) end
+  if not spent[9] then return end
+  for number, name in ipairs(BESIDE) do
+    local amounts = spent[number <= 3 and 9 or 10]
+    if amounts ~= cjson.null then
+      amount(line[STARTED], line[LABEL], name, sign, amounts[(number - 1) % 3 + 1])
+    end
+  end
 end
 
 -- outcome: what a call came to whose execution ended in this step
