@@ -1,21 +1,19 @@
-"""The `idemguard` command."""
+"""`demo`: three workers pay twice for the same documents, and then once."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import sys
 import tempfile
 from contextlib import ExitStack, closing, contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-import rich  # noqa: F401 - whoever lacks it is told now, not halfway
 
-from idemguard.errors import ConfigurationError, IdemguardError
+from idemguard.cli.base import ERROR, given_namespace, given_store
+from idemguard.errors import ConfigurationError
 from idemguard.stores import without_password
 
 if TYPE_CHECKING:
@@ -29,50 +27,7 @@ if TYPE_CHECKING:
     from idemguard.demo.run import Came
     from idemguard.stores import Store
 
-ERROR = 2
-INTERRUPTED = 130
 MODES = ("observe", "enforce")
-
-
-def main() -> int:
-    """Run the command; every error is one line.
-
-    Returns:
-        The exit code.
-
-    """
-    for stream in (sys.stdout, sys.stderr):
-        if reconfigure := getattr(stream, "reconfigure", None):
-            reconfigure(errors="backslashreplace")  # a file's name may hold anything
-    try:
-        code = command.main(prog_name="idemguard", standalone_mode=False)
-    except (click.Abort, KeyboardInterrupt):
-        click.echo("idemguard: interrupted", err=True)
-        return INTERRUPTED
-    except click.UsageError as error:
-        where = "idemguard" if error.ctx is None else error.ctx.command_path
-        click.echo(f"{where}: {_line(error.format_message())} ({where} --help)", err=True)
-        return ERROR
-    except click.ClickException as error:
-        click.echo(f"idemguard: {_line(error.format_message())}", err=True)
-        return ERROR
-    except (IdemguardError, OSError) as error:
-        click.echo(f"idemguard: {_line(str(error))}", err=True)
-        return ERROR
-    return code if isinstance(code, int) else 0
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())
-
-
-@click.group(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("idemguard"), prog_name="idemguard")
-@click.pass_context
-def command(context: click.Context) -> None:
-    """Run a task once, however often parallel agents pick it up, and count what runs."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
 
 
 def _share(_: click.Context, __: click.Parameter, value: str) -> float:
@@ -87,7 +42,7 @@ def _share(_: click.Context, __: click.Parameter, value: str) -> float:
     return share
 
 
-@command.command()
+@click.command()
 @click.argument("folder", required=False)
 @click.option(
     "--overlap", callback=_share, default="18%", show_default=True, metavar="SHARE",
@@ -113,6 +68,9 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
     from idemguard.ledger import ExecutionLedger  # noqa: PLC0415 - loaded when needed
     from idemguard.stores import open_store  # noqa: PLC0415 - loaded when needed
 
+    if given_namespace() is not None:
+        raise click.UsageError("--namespace: a demo makes namespaces of its own")
+    store = given_store() if store is None else store
     signal.signal(signal.SIGTERM, _end)
     try:
         found = documents.look_through(TEXTS if folder is None else Path(folder), delay)

@@ -1,0 +1,220 @@
+"""What the commands share: how they end, and whose ledger they read."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from idemguard import config
+from idemguard.errors import ConfigurationError, IdemguardError
+from idemguard.ledger import ExecutionLedger
+from idemguard.report.words import harmless
+from idemguard.stores.memory import MemoryStore
+from idemguard.stores.sqlite import SqliteStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from idemguard.report.paper import Paper
+    from idemguard.stores import Store
+
+FINE = 0
+NOTHING = 1  # what was asked for is not there
+ERROR = 2
+INTERRUPTED = 130
+_STORE, _NAMESPACE = "idemguard.store", "idemguard.namespace"
+
+
+class Program(click.Group):
+    """A group of commands that end with a code, and whose every error is one line."""
+
+    def main(
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        complete_var: str | None = None,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Run it.
+
+        Returns:
+            The exit code; in standalone mode the process ends with it.
+
+        """
+        for stream in (sys.stdout, sys.stderr):
+            if reconfigure := getattr(stream, "reconfigure", None):
+                reconfigure(errors="backslashreplace")  # a file's name may hold anything
+        code = self._coded(args, prog_name, complete_var, extra)
+        if standalone_mode:
+            sys.exit(code)
+        return code
+
+    def _coded(
+        self,
+        args: Sequence[str] | None,
+        prog_name: str | None,
+        complete_var: str | None,
+        extra: dict[str, Any],
+    ) -> int:
+        try:
+            code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
+        except (click.Abort, KeyboardInterrupt):
+            return _told("interrupted", INTERRUPTED)
+        except click.UsageError as error:
+            where = "idemguard" if error.ctx is None else error.ctx.command_path
+            return _told(f"{error.format_message()} ({where} --help)", program=where)
+        except click.ClickException as error:
+            return _told(error.format_message())
+        except (IdemguardError, OSError) as error:
+            return _told(str(error))
+        return code if isinstance(code, int) else FINE
+
+    def invoke(self, context: click.Context) -> Any:
+        """Run the command that was named; that nobody reads its output is no error."""
+        try:
+            code = super().invoke(context)
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            _nobody_reads()
+            return FINE
+        return code
+
+
+def say(text: str, *, program: str = "idemguard") -> None:
+    """One line on standard error."""
+    click.echo(f"{program}: {harmless(' '.join(text.split()))}", err=True)
+
+
+def _told(text: str, code: int = ERROR, *, program: str = "idemguard") -> int:
+    say(text, program=program)
+    return code
+
+
+def _nobody_reads() -> None:
+    """What is still to be written, at the very end too, goes nowhere."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def paper(file: IO[str] | None = None) -> Paper:
+    """What to draw on; what draws is loaded now, so that completion need not wait for it."""
+    from idemguard.report.paper import Paper  # noqa: PLC0415 - loaded when needed
+
+    return Paper(file)
+
+
+def absent(text: str) -> int:
+    """Say that what was asked for is not there.
+
+    Returns:
+        The exit code for it.
+
+    """
+    return _told(text, NOTHING)
+
+
+# --- whose ledger ----------------------------------------------------------------------------------
+
+
+def _noted(context: click.Context, parameter: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        context.meta[f"idemguard.{parameter.name}"] = value
+
+
+def where(function: Any) -> Any:
+    """Gives a command the options `--store` and `--namespace`; the later of two counts."""
+    for option in (
+        click.option(
+            "--namespace", metavar="NAME", expose_value=False, callback=_noted,
+            help="Whose ledger; else IDEMGUARD_NAMESPACE, else default.",
+        ),
+        click.option(
+            "--store", metavar="URL", expose_value=False, callback=_noted,
+            help="Where it is, as sqlite:///agents.db or redis://host:6379/0; else "
+            "IDEMGUARD_STORE, else the project's own file.",
+        ),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def given_store() -> str | None:
+    """The store that the command line names, or None."""
+    found: str | None = click.get_current_context().meta.get(_STORE)
+    return found
+
+
+def given_namespace() -> str | None:
+    """The namespace that the command line names, or None."""
+    found: str | None = click.get_current_context().meta.get(_NAMESPACE)
+    return found
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ledger is.
+
+    Attributes:
+        store: open for the command.
+        ledger: of the namespace.
+
+    """
+
+    store: Store
+    ledger: ExecutionLedger
+
+    @property
+    def namespace(self) -> str:
+        """Whose ledger."""
+        return self.ledger.namespace
+
+
+def _masked(text: str, url: str) -> str:
+    """A sentence about a URL, which may hold a password wherever it is wrong."""
+    if user := url.rpartition("@")[0].rpartition("://")[2]:
+        text = text.replace(user, "***")
+    return re.sub(r"(password=)[^&\s'\"]+", r"\1***", text)
+
+
+@contextmanager
+def opened() -> Iterator[Place]:
+    """The ledger that the options, the environment or the project name.
+
+    Raises:
+        ConfigurationError: it cannot be read from here, or there is none yet.
+
+    """
+    named = given_store() or os.environ.get("IDEMGUARD_STORE")
+    try:
+        settings = config.settings({"store": given_store(), "namespace": given_namespace()})
+        store = config.store(settings)
+    except ConfigurationError as error:
+        raise click.ClickException(_masked(str(error), named or "")) from error
+    if isinstance(store, MemoryStore):
+        raise ConfigurationError(
+            "memory:// is of one process alone, and this command is another: "
+            "name a file or a server that both use"
+        )
+    if isinstance(store, SqliteStore) and not store.path.exists():
+        raise ConfigurationError(
+            f"there is no ledger yet: no file {store.path}"
+            + ("" if named else "; where is the store? (--store, IDEMGUARD_STORE)")
+        )
+    with closing(store):
+        yield Place(store, ExecutionLedger(store, namespace=config.namespace(settings)))
+
+
+def answer(choices: Sequence[str]) -> Callable[[Any], Any]:
+    """Gives a command the option `--format`; the first choice counts where it is not given."""
+    return click.option(
+        "--format", "form", type=click.Choice(choices), default=choices[0], show_default=True,
+    )  # fmt: skip

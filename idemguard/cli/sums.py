@@ -1,0 +1,118 @@
+"""`report`, `explain` and `compare`: what ran, what it cost, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import click
+
+from idemguard.cli.base import FINE, absent, answer, opened, paper, where
+from idemguard.cli.output import busy, to_file, writing
+from idemguard.cli.times import When, ordered, since_until, window
+from idemguard.report import details, gather, plain, tables
+
+_BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@click.command()
+@answer(("table", "json", "csv"))
+@to_file
+@since_until
+@click.option("--task-type", metavar="T", help="Of this one alone.")
+@click.option("--agent", metavar="A", help="Of this one alone.")
+@where
+def report(
+    *,
+    form: str,
+    path: str | None,
+    since: When | None,
+    until: When | None,
+    task_type: str | None,
+    agent: str | None,
+) -> int:
+    """How much runs twice, who does it, what it cost, what was saved."""
+    with opened() as place, busy("reading"):
+        now = place.ledger.now()
+        start = None if since is None else since.moment(now)
+        end = None if until is None else until.moment(now)
+        ordered(start, now + 1 if end is None else end)
+        found = gather(place.ledger, since=start, until=end, task_type=task_type, agent=agent)
+    with writing(path) as file:
+        if form == "json":
+            file.write(plain.dump(plain.report(found)))
+        elif form == "csv":
+            file.write(plain.report_sheet(found))
+        else:
+            tables.show(paper(file), found)
+    return FINE
+
+
+@click.command()
+@click.argument("task_type")
+@answer(("table", "json"))
+@since_until
+@where
+def explain(task_type: str, form: str, since: When | None, until: When | None) -> int:
+    """Why a task type runs so often, and which duplicates are missed.
+
+    Executions that are equal but for a field or two, close in time, are suspected to be
+    duplicates that a volatile field hides; the suspects are named.
+    """
+    with opened() as place, busy("reading"):
+        now = place.ledger.now()
+        start = 0 if since is None else since.moment(now)
+        end = now + 1 if until is None else until.moment(now)
+        ordered(start, end)
+        found = place.ledger.explain(task_type, span=(start, end))
+        growths = [
+            one for one in place.ledger.growth(span=(start, end)) if one.task_type == task_type
+        ]
+        ran = place.ledger.task_type_summary(task_type, span=(start, end))["executions"]
+    if not found.executions:
+        why = "; it ran, but not lately: name that time with --since and --until" if ran else ""
+        return absent(f"nothing is known of task type {task_type} in {place.namespace}{why}")
+    if form == "json":
+        click.echo(plain.dump(plain.explanation(found, growths)), nl=False)
+    else:
+        details.explanation(paper(), found, growths)
+    return FINE
+
+
+@click.command()
+@window("--a", "Before")
+@window("--b", "After")
+@answer(("table", "json"))
+@click.option("--task-type", metavar="T", help="Of this one alone.")
+@where
+def compare(a: tuple[When, When], b: tuple[When, When], form: str, task_type: str | None) -> int:
+    """Why the bill changed from one time to another.
+
+    The change is split into more runs, more duplicates, bigger runs and the price, which add
+    up to it exactly.
+    """
+    with opened() as place, busy("reading"):
+        now = place.ledger.now()
+        before, after = ((start.moment(now), end.moment(now)) for start, end in (a, b))
+        ordered(*before, what="--a")
+        ordered(*after, what="--b")
+        found = place.ledger.compare(_times(before), _times(after))
+        growths = place.ledger.growth(span=after)
+    if task_type is not None:
+        found = replace(
+            found, changes=tuple(one for one in found.changes if one.task_type == task_type)
+        )
+        if not found.changes:
+            return absent(f"nothing is known of task type {task_type} in {place.namespace}")
+        found = replace(found, total=found.changes[0])
+        growths = [one for one in growths if one.task_type == task_type]
+    if form == "json":
+        click.echo(plain.dump(plain.comparison(found, growths)), nl=False)
+    else:
+        details.comparison(paper(), found, growths)
+    return FINE
+
+
+def _times(span: tuple[int, int]) -> tuple[datetime, datetime]:
+    start, end = (_BEGIN + timedelta(milliseconds=moment) for moment in span)
+    return start, end

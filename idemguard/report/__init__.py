@@ -1,0 +1,7 @@
+"""The ledger for people and programs: gathered once, then drawn, or written plainly."""
+
+from __future__ import annotations
+
+from idemguard.report.gather import Report, gather
+
+__all__ = ["Report", "gather"]

@@ -1,0 +1,134 @@
+"""What a report holds, read from a ledger."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from idemguard import findings
+from idemguard.ledger import by_worker, summary
+from idemguard.record import Status
+from idemguard.windows import total
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from idemguard.ledger import ExecutionLedger
+    from idemguard.record import Address, Execution
+    from idemguard.windows import Window
+
+Row: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What ran in a stretch of time, and what it came to.
+
+    Sums count by whole windows. Workers and findings are told by the newest lines, so that a
+    report takes no longer where there are more.
+
+    Attributes:
+        namespace: whose ledger it is.
+        since: ms; None: all that is kept.
+        until: ms.
+        task_type: the one that it is about; None: all.
+        agent: the one that it is about; None: all.
+        totals: as `ExecutionLedger.totals` has it.
+        task_types: the same for each, with `task_type`; most charged first.
+        agents: the same for each, with `agent`, which is None where none was named.
+        looked_at: how many of the newest lines the rest is told by.
+        workers: what each executed, as `by_worker` has it.
+        drops: tasks that were only ever handed back.
+        loops: tasks that were handed back again and again.
+        missed_duplicates: executions that repeat others but for a field or two.
+        growth: task types whose input grows from step to step.
+
+    """
+
+    namespace: str
+    since: int | None
+    until: int
+    task_type: str | None
+    agent: str | None
+    totals: Row
+    task_types: Sequence[Row]
+    agents: Sequence[Row]
+    looked_at: int
+    workers: Sequence[Row]
+    drops: Sequence[findings.Drop]
+    loops: Sequence[findings.Loop]
+    missed_duplicates: Sequence[findings.Missed]
+    growth: Sequence[findings.Growth]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing was called or executed."""
+        return not self.totals["calls"] and not self.totals["executions"]
+
+
+def gather(
+    ledger: ExecutionLedger,
+    *,
+    since: int | None = None,
+    until: int | None = None,
+    task_type: str | None = None,
+    agent: str | None = None,
+) -> Report:
+    """Read a report.
+
+    Args:
+        ledger: from where.
+        since: ms of the store's clock; None: from the beginning.
+        until: ms; None: until now.
+        task_type: only what was called as this.
+        agent: only what was called by this.
+
+    Raises:
+        StoreError: the store says so.
+
+    """
+    now = ledger.now()
+    span = (since or 0, now + 1 if until is None else until)
+    windows = [
+        one
+        for one in ledger.windows(span=span)
+        if task_type in (None, one.key.task_type) and agent in (None, one.key.agent)
+    ]
+    lines = [
+        line
+        for line in ledger.newest(span=span)
+        if task_type in (None, line.task_type) and agent in (None, line.agent)
+    ]
+    handed_back = [line.claim.address for line in lines if line.status is Status.DECLINED]
+    tasks = [_executions(ledger, address) for address in dict.fromkeys(handed_back)]
+    return Report(
+        namespace=ledger.namespace,
+        since=since,
+        until=now if until is None else until,
+        task_type=task_type,
+        agent=agent,
+        totals=summary(total(windows)),
+        task_types=_each("task_type", windows),
+        agents=_each("agent", windows),
+        looked_at=len(lines),
+        workers=by_worker(lines),
+        drops=findings.drops(tasks),
+        loops=findings.loops(tasks),
+        missed_duplicates=findings.missed(lines),
+        growth=findings.growth(lines),
+    )
+
+
+def _executions(ledger: ExecutionLedger, address: Address) -> list[Execution]:
+    """All of a task's executions that are kept, not the newest alone."""
+    record, now = ledger.look(address)
+    return [line._replace(status=line.told(now)) for line in record.lines]
+
+
+def _each(name: str, windows: Sequence[Window]) -> list[Row]:
+    """A summary for each task type or agent, the most charged first."""
+    groups: dict[str | None, list[Window]] = {}
+    for window in windows:
+        groups.setdefault(getattr(window.key, name), []).append(window)
+    rows = [{name: key, **summary(total(group))} for key, group in groups.items()]
+    return sorted(rows, key=lambda row: (-row["charged"], -row["executions"], str(row[name])))

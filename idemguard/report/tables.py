@@ -1,0 +1,284 @@
+"""A report for people: a headline, tables, findings, and what to do about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from idemguard.report.words import cell, harmless, local, many, money, share, short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from idemguard.findings import Drop, Growth, Loop, Missed
+    from idemguard.report.gather import Report, Row
+    from idemguard.report.paper import Paper
+
+MOST_ROWS = 50  # of a table
+MOST_FOUND = 10  # findings of a kind
+MOST_NAMES = 5  # workers of a finding
+DIGITS = 16  # of a fingerprint, as people are shown it
+BAD, GOOD, WARNING, QUIET = "red", "green", "yellow", "dim"
+
+EXECUTIONS, RATE, DOUBLED = "execu-\ntions", "dupli-\ncation\nrate", "doubled\nshare"
+MONEY = ("tokens", "charged", "wasted", "saved")
+TOKENS = ("tokens", "wasted\ntokens", "saved\ntokens")
+
+
+def show(on: Paper, found: Report) -> None:
+    """All of a report."""
+    on.say(f"{_about(found)}, {_window(found)}", "bold")
+    if found.empty:
+        when = "yet" if found.since is None else "in this time"
+        on.say(f"Nothing was called or executed {when}.")
+    else:
+        _headline(on, found.totals)
+        _hidden(on, found.missed_duplicates)
+        _gaps(on, found.totals)
+        _rows(on, "Task types", "task type", found.task_types)
+        _rows(on, "Agents", "agent", found.agents)
+        _workers(on, found)
+    _drops(on, found.drops)
+    _loops(on, found.loops)
+    _missed(on, found.missed_duplicates)
+    if found.growth:
+        on.head("Growing input: history that is sent along with every step")
+        growth(on, found.growth)
+
+
+def _about(found: Report) -> str:
+    about = f"Namespace {harmless(found.namespace)}"
+    if found.task_type is not None:
+        about += f", task type {harmless(found.task_type)}"
+    if found.agent is not None:
+        about += f", agent {harmless(found.agent)}"
+    return about
+
+
+def _window(found: Report) -> str:
+    until = local(found.until)
+    return f"all until {until}" if found.since is None else f"{local(found.since)} to {until}"
+
+
+# --- in five seconds -------------------------------------------------------------------------------
+
+
+def _headline(on: Paper, totals: Row) -> None:
+    paid = bool(totals["charged"] or totals["wasted"] or totals["saved"])
+    doubled = round(totals["doubled_share"] * totals["tasks"])
+    duplicates, currency = totals["duplicates"], totals["currency"]
+    if doubled or duplicates:
+        on.say(
+            f"Runs twice: {doubled:,} of {many(totals['tasks'], 'task')} "
+            f"(doubled share {share(totals['doubled_share'])}); {duplicates:,} of "
+            f"{many(totals['executions'], 'execution')} are duplicates (duplication rate "
+            f"{share(totals['duplication_rate'])}).",
+            BAD if duplicates else WARNING,
+        )
+    else:
+        on.say(
+            f"Runs twice: nothing. {many(totals['tasks'], 'task')}, "
+            f"{many(totals['executions'], 'execution')}, no duplicates.",
+            GOOD,
+        )
+    spent = f"{short(totals['total_tokens'])} tokens"
+    if totals["without_usage"] >= totals["executions"]:
+        spent = "unknown"
+    wasted, saved = (f"{short(totals[name])} tokens" for name in ("wasted_tokens", "saved_tokens"))
+    if paid:
+        spent = f"{money(totals['charged'], currency)} ({spent})"
+        wasted = f"{money(totals['wasted'], currency)} ({wasted})"
+        saved = f"{money(totals['saved'], currency)} ({saved})"
+    part = ""
+    if paid and totals["wasted"] and totals["charged"]:
+        part = f", {share(float(totals['wasted'] / totals['charged']))} of it"
+    on.say(f"Cost:  {spent}; duplicates wasted {wasted}{part}.")
+    on.say(f"Saved: {saved} by {many(totals['reused'], 'reused call')}.")
+
+
+def _hidden(on: Paper, found: Sequence[Missed]) -> None:
+    if found:
+        costs = [one.charged for one in found if one.charged is not None]
+        cost = f", {money(sum(costs[1:], costs[0]))}" if costs else ""
+        on.say(
+            f"Missed: {sum(one.executions for one in found):,} executions look like duplicates "
+            f"that a field hides ({short(sum(one.tokens for one in found))} tokens{cost}); "
+            "see below.",
+            BAD,
+        )
+
+
+def _gaps(on: Paper, totals: Row) -> None:
+    ends = ("lost", "failed", "declined", "fallback", "refused", "unguarded")
+    told = [f"{totals[name]:,} {name}" for name in ends if totals[name]]
+    if told:
+        on.say(f"Of {many(totals['calls'], 'call')}: {', '.join(told)}.")
+    if totals["unpriced"]:
+        on.say(
+            f"The cost of {many(totals['unpriced'], 'execution')} is unknown and not in it: "
+            "unpriced model (set pricer=).",
+            WARNING,
+        )
+    if totals["without_usage"]:
+        on.say(
+            f"{many(totals['without_usage'], 'execution')} told no usage: their tokens are "
+            "unknown and not in it (record_usage).",
+            WARNING,
+        )
+
+
+# --- tables ----------------------------------------------------------------------------------------
+
+
+def _rows(on: Paper, title: str, name: str, rows: Sequence[Row]) -> None:
+    if not rows or (name == "agent" and all(row["agent"] is None for row in rows)):
+        return
+    key = name.replace(" ", "_")
+    paid = any(row["charged"] or row["wasted"] or row["saved"] for row in rows)
+    heads = MONEY if paid else TOKENS
+    on.head(title)
+    on.grid(
+        [name, EXECUTIONS, RATE, DOUBLED, *heads],
+        [
+            [
+                _named(row[key]),
+                cell(row["executions"]),
+                share(row["duplication_rate"]),
+                share(row["doubled_share"]),
+                cell(row["total_tokens"]),
+                *(_spent(row, paid=paid)),
+            ]
+            for row in rows[:MOST_ROWS]
+        ],
+    )
+    _rest(on, len(rows) - MOST_ROWS)
+
+
+def _spent(row: Row, *, paid: bool) -> list[str]:
+    if not paid:
+        return [cell(row["wasted_tokens"]), cell(row["saved_tokens"])]
+    told = [cell(row[name], row["currency"]) for name in ("charged", "wasted", "saved")]
+    if row["unpriced"]:
+        told[0] = "?" if told[0] == "-" else f"{told[0]}+?"
+    return told
+
+
+def _workers(on: Paper, found: Report) -> None:
+    if not found.workers:
+        return
+    currency = found.totals["currency"]
+    paid = any(row["charged"] for row in found.workers)
+    some = found.looked_at < found.totals["executions"]
+    on.head(f"Workers, of the newest {found.looked_at:,} executions" if some else "Workers")
+    on.grid(
+        ["worker", EXECUTIONS, "dupli-\ncates", "failed", "lost", "tokens"]
+        + (["charged", "wasted"] if paid else []),
+        [
+            [
+                row["worker"],
+                *(cell(row[name]) for name in ("executions", "duplicates", "failed", "lost")),
+                cell(row["total_tokens"]),
+                *([cell(row["charged"], currency), cell(row["wasted"], currency)] if paid else []),
+            ]
+            for row in found.workers[:MOST_ROWS]
+        ],
+    )
+    more = len(found.workers) - MOST_ROWS
+    if more > 0:
+        on.say(f"and {more:,} more", QUIET)
+
+
+def _named(name: str | None) -> str:
+    return "(no agent)" if name is None else name
+
+
+def _rest(on: Paper, more: int) -> None:
+    if more > 0:
+        on.say(f"and {more:,} more (--format json has all)", QUIET)
+
+
+# --- findings --------------------------------------------------------------------------------------
+
+
+def _drops(on: Paper, drops: Sequence[Drop]) -> None:
+    if drops:
+        on.head("Drops: handed back by everybody, done by nobody")
+        _handed_back(on, drops)
+        on.say(
+            "What to do: give these tasks to a worker that takes them, or widen what one "
+            "counts as its own.",
+            WARNING,
+        )
+
+
+def _loops(on: Paper, loops: Sequence[Loop]) -> None:
+    if loops:
+        on.head("Loops: handed back again and again")
+        _handed_back(on, loops)
+        on.say(
+            "What to do: send each task type to the worker that owns it, and what was handed "
+            "back never to the same worker again.",
+            WARNING,
+        )
+
+
+def _handed_back(on: Paper, found: Sequence[Drop | Loop]) -> None:
+    on.grid(
+        ["task type", "by", "fingerprint", "times", "last"],
+        [
+            [
+                one.task_type,
+                _listed(one.workers),
+                one.fingerprint[:DIGITS],
+                f"{one.times:,}",
+                local(one.last, "%m-%d %H:%M:%S"),
+            ]
+            for one in found[:MOST_FOUND]
+        ],
+        names=2,
+    )
+    _rest(on, len(found) - MOST_FOUND)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES:,} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
+
+
+def _missed(on: Paper, found: Sequence[Missed]) -> None:
+    if not found:
+        return
+    on.head("Missed duplicates: equal to an earlier execution but for a field or two")
+    for one in found[:MOST_FOUND]:
+        missed(on, one)
+    _rest(on, len(found) - MOST_FOUND)
+
+
+def missed(on: Paper, found: Missed) -> None:
+    """What one task type repeats, and what to do."""
+    cost = "" if found.charged is None else f", {money(found.charged)}"
+    on.say(
+        f"{harmless(found.task_type)}: {found.executions:,} of "
+        f"{many(found.looked_at, 'execution')} looked at repeat an earlier one "
+        f"({short(found.tokens)} tokens{cost})."
+    )
+    for suspect in found.suspects:
+        on.say(f"  {harmless(str(suspect))}", WARNING)
+    names = [suspect.field for suspect in found.suspects]
+    fields = ", ".join(map(repr, names)) + ("," if len(names) == 1 else "")
+    if names:
+        on.say(
+            f"  What to do, if the work is the same without: volatile=({harmless(fields)})", WARNING
+        )
+
+
+def growth(on: Paper, growths: Iterable[Growth]) -> None:
+    """Input that grows the way a carried history does, and what would save."""
+    for one in growths:
+        on.say(
+            f"{harmless(one.task_type)}: the input grows by {one.per_step:,.0f} tokens from report "
+            f"to report, over {one.steps:.1f} reports an execution, as a carried history does "
+            f"({short(one.tokens)} input tokens in {many(one.executions, 'execution')}). A cap at "
+            f"half the steps would save {short(one.capped)} tokens, a summary every {one.every} "
+            f"steps {short(one.summarised)}.",
+            WARNING,
+        )

@@ -1,0 +1,100 @@
+"""Numbers, money, times and foreign names as text."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from decimal import Decimal
+
+SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
+_STEPS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+_WHOLE = 10_000  # counts below this are told to the last digit
+
+
+def harmless(text: str) -> str:
+    """A foreign text on one line that does nothing to a terminal."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def decimal_text(amount: Decimal) -> str:
+    """An amount as programs read it: every digit, and never an exponent."""
+    text = f"{amount:f}"
+    if "." in text:
+        text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
+
+
+def money(amount: Decimal | None, currency: str = "USD") -> str:
+    """An amount as people read it; `?` where it is unknown."""
+    if amount is None:
+        return "?"
+    sign = SIGNS.get(currency, f"{harmless(currency)} ")
+    size, minus = amount.copy_abs(), "-" if amount < 0 else ""
+    if size and size < LEAST:
+        return f"{minus}<{sign}0.0001"
+    places = 0 if size >= 1000 else 2 if size >= 1 or not size else 4  # noqa: PLR2004 - seven digits at most
+    return f"{minus}{sign}{size:,.{places}f}"
+
+
+LEAST = 0.0001
+
+
+def short(number: int) -> str:
+    """A count in few digits: `950`, `9,876`, `12.3k`, `4.6M`."""
+    if abs(number) >= _WHOLE:
+        for step, name in _STEPS:
+            if abs(number) >= step * 0.99995:  # what would round to 1000.0 of the next
+                return f"{number / step:,.1f}{name}"
+    return f"{number:,}"
+
+
+def cell(amount: Decimal | int, currency: str = "USD", *, signed: bool = False) -> str:
+    """Money, or a count, in a table; none of it is a dash."""
+    if not amount:
+        return "-"
+    text = short(amount) if isinstance(amount, int) else money(amount, currency)
+    return f"+{text}" if signed and amount > 0 and text[0] != "<" else text
+
+
+def share(fraction: float) -> str:
+    """A fraction as a percentage; one that is not 0 does not look like it."""
+    if 0 < fraction < 0.0005:  # noqa: PLR2004 - what would round to 0.0%
+        return "<0.1%"
+    return f"{fraction:.1%}"
+
+
+def many(number: int, what: str) -> str:
+    """A count with its noun."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def iso(moment: int | None) -> str | None:
+    """A time in ms as programs read it: UTC, with its offset; None stays None."""
+    if moment is None:
+        return None
+    try:
+        return datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return None  # later than any calendar
+
+
+def local(moment: int, spec: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """A time in ms as people here read it."""
+    try:
+        return datetime.fromtimestamp(moment / 1000).astimezone().strftime(spec)
+    except (OverflowError, ValueError, OSError):
+        return "for ever"
+
+
+def lasted(span: int) -> str:
+    """A length of time, given in ms."""
+    seconds = span / 1000
+    if seconds < 1:
+        return f"{span} ms"
+    if seconds < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,464 @@
+"""A report from a real ledger: what it gathers, and how it is written for people and programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from contextlib import suppress
+from decimal import Decimal
+
+import pytest
+from rich.cells import cell_len
+from workers import story
+from workers.story import HOSTILE
+
+from idemguard import ExecutionLedger, OutOfScope, record_usage, worker
+from idemguard.report import gather, plain, tables
+from idemguard.report.paper import Paper, cut
+from idemguard.report.words import (
+    cell,
+    decimal_text,
+    harmless,
+    iso,
+    lasted,
+    local,
+    money,
+    share,
+    short,
+)
+
+FIELDS = {
+    "calls", "executions", "tasks", "doubled_share", "duplication_rate", "duplicates", "reused",
+    "fallback", "declined", "failed", "refused", "unguarded", "lost", "input_tokens",
+    "output_tokens", "total_tokens", "saved_tokens", "charged", "wasted", "saved", "unpriced",
+    "without_usage",
+}  # fmt: skip
+MORE = {"executed", "avg_input", "wasted_tokens", "currency"}
+OF_ROWS = {"inclusive", "inclusive_tokens"}
+
+
+@pytest.fixture
+def ledger(store):
+    """A ledger in which everything has happened once."""
+    story.tell(store, broken=HOSTILE)
+    return ExecutionLedger(store)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Draws a report on a page of so many columns."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+    def draw(found, columns=80):
+        page = io.StringIO()
+        paper = Paper(page)
+        paper.width = columns
+        tables.show(paper, found)
+        return page.getvalue()
+
+    return draw
+
+
+TWICE = (
+    "Runs twice: 3 of 22 tasks (doubled share 13.6%); 1 of 26 executions are duplicates "
+    "(duplication rate 3.8%)."
+)
+
+
+def row(rows, key, name):
+    return next(one for one in rows if one[key] == name)
+
+
+# --- what it holds ---------------------------------------------------------------------------------
+
+
+def test_a_report_says_what_ran_and_what_it_came_to(ledger):
+    told = plain.report(gather(ledger))
+    assert told["totals"] == {
+        "calls": 30,
+        "executions": 26,
+        "tasks": 22,
+        "doubled_share": 3 / 22,
+        "duplication_rate": 1 / 26,
+        "duplicates": 1,
+        "executed": 21,
+        "reused": 4,
+        "fallback": 0,
+        "declined": 4,
+        "failed": 1,
+        "refused": 0,
+        "unguarded": 0,
+        "lost": 0,
+        "input_tokens": 7920,
+        "output_tokens": 501,
+        "total_tokens": 8421,
+        "avg_input": 7920 / 20,
+        "wasted_tokens": 1100,
+        "saved_tokens": 2000,
+        "charged": "0.03123",
+        "wasted": "0.0045",
+        "saved": "0.006",
+        "currency": "USD",
+        "unpriced": 1,
+        "without_usage": 6,
+    }
+    assert json.loads(plain.dump(told)) == told
+
+
+def test_totals_and_rows_hold_the_same_fields(ledger):
+    told = plain.report(gather(ledger))
+    assert list(told) == [
+        "since", "until", "namespace", "totals", "task_types", "agents", "drops", "loops",
+        "missed_duplicates",
+    ]  # fmt: skip
+    assert told["totals"].keys() == FIELDS | MORE
+    for key, rows in (("task_type", told["task_types"]), ("agent", told["agents"])):
+        assert all(one.keys() == FIELDS | MORE | OF_ROWS | {key} for one in rows)
+        for field in ("calls", "executions", "tasks", "reused", "total_tokens", "unpriced"):
+            assert sum(one[field] for one in rows) == told["totals"][field], field
+        charged = sum(Decimal(one["charged"]) for one in rows)
+        assert charged == Decimal(told["totals"]["charged"])
+
+
+def test_rows_say_who_spent_and_who_saved(ledger):
+    told = plain.report(gather(ledger))
+    summarise = row(told["task_types"], "task_type", "summarise")
+    assert told["task_types"][0] is summarise  # the most charged
+    assert (summarise["executions"], summarise["tasks"], summarise["duplicates"]) == (5, 4, 1)
+    assert (summarise["doubled_share"], summarise["duplication_rate"]) == (1 / 4, 1 / 5)
+    assert (summarise["charged"], summarise["wasted"]) == ("0.0225", "0.0045")
+    outer = row(told["task_types"], "task_type", "outer")
+    assert (outer["charged"], outer["inclusive"]) == ("0.0003", "0.0033")
+    assert (outer["total_tokens"], outer["inclusive_tokens"]) == (100, 1100)
+    reader = row(told["agents"], "agent", "reader")
+    assert (reader["calls"], reader["executions"], reader["saved"]) == (6, 2, "0.006")
+    assert row(told["agents"], "agent", None)["unpriced"] == 1
+
+
+def test_findings_name_who_and_when(ledger):
+    told = plain.report(gather(ledger))
+    (drop,), (loop,) = told["drops"], told["loops"]
+    assert (drop["task_type"], drop["times"], drop["workers"]) == ("review", 2, ["w-1", "w-2"])
+    assert (loop["task_type"], loop["times"], loop["workers"]) == ("translate", 2, ["w-1"])
+    for found in (drop, loop):
+        assert len(found["fingerprint"]) == 64
+        assert found["first"] <= found["last"] <= told["until"]
+        assert (found["scope"], found["version"]) == ("", None)
+    (missed,) = told["missed_duplicates"]
+    assert (missed["task_type"], missed["looked_at"]) == ("draft", 8)
+    assert [suspect["field"] for suspect in missed["suspects"]] == ["x7"]
+    assert missed["executions"] == 7
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+def test_a_report_of_one_task_type(ledger):
+    whole = plain.report(gather(ledger))
+    one = plain.report(gather(ledger, task_type="review"))
+    assert one["task_types"] == [row(whole["task_types"], "task_type", "review")]
+    assert one["totals"].items() <= one["task_types"][0].items()
+    assert [agent["agent"] for agent in one["agents"]] == [None]
+    assert one["totals"].items() <= one["agents"][0].items()
+    assert (one["drops"], one["loops"], one["missed_duplicates"]) == (whole["drops"], [], [])
+    one = plain.report(gather(ledger, task_type="draft"))
+    assert (one["drops"], one["loops"]) == ([], [])
+    assert one["missed_duplicates"] == whole["missed_duplicates"]
+    assert [worker["worker"] for worker in gather(ledger, task_type="date").workers] == ["w-3"]
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+def test_a_report_of_one_agent(ledger):
+    whole = plain.report(gather(ledger))
+    one = plain.report(gather(ledger, agent="reader"))
+    assert one["agents"] == [row(whole["agents"], "agent", "reader")]
+    assert one["totals"].items() <= one["agents"][0].items()
+    assert [kind["task_type"] for kind in one["task_types"]] == ["extract"]
+    assert (one["drops"], one["loops"], one["missed_duplicates"]) == ([], [], [])
+    both = plain.report(gather(ledger, agent="reader", task_type="extract"))
+    assert both["totals"] == one["totals"]
+    assert gather(ledger, agent="reader", task_type="review").empty
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize("about", [{"task_type": "nosuch"}, {"agent": "nosuch"}, {"until": 1}])
+def test_where_nothing_ran_there_are_noughts(ledger, about, drawn):
+    found = gather(ledger, **about)
+    told = plain.report(found)["totals"]
+    assert told["avg_input"] is None
+    assert {told[name] for name in ("charged", "wasted", "saved")} == {"0"}
+    assert not any(told[name] for name in FIELDS - {"charged", "wasted", "saved"})
+    assert found.empty
+    assert "Nothing was called or executed" in drawn(found)
+
+
+def test_a_window_of_time_counts_what_started_in_it(guard_of, clock):
+    guard = guard_of(pricer=story.PRICES)
+    guard.run_task("early", 1, story.spends(10, 1))
+    clock.advance(7200)
+    guard.run_task("late", 1, story.spends(20, 2))
+    now = clock.now
+    for since, until, kinds in (
+        (None, None, {"early", "late"}),
+        (now - 3_600_000, None, {"late"}),
+        (None, now - 3_600_000, {"early"}),
+        (now - 3_600_000, now - 3_000_000, set()),
+    ):
+        found = gather(guard.ledger, since=since, until=until)
+        assert {one["task_type"] for one in found.task_types} == kinds
+        assert bool(found.workers) is bool(kinds)
+        assert plain.report(found)["since"] == (None if since is None else iso(since))
+        assert plain.report(found)["until"] == iso(now if until is None else until)
+
+
+# --- CSV, lines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_a_sheet_has_totals_and_rows_in_one_table(ledger):
+    found = gather(ledger)
+    told = plain.report(found)
+    rows = list(csv.DictReader(io.StringIO(plain.report_sheet(found))))
+    kinds = [one["kind"] for one in rows]
+    assert kinds == ["total"] + ["task_type"] * len(told["task_types"]) + ["agent"] * 3
+    for field, value in told["totals"].items():
+        assert rows[0][field] == str(value), field
+    assert rows[0]["inclusive"] == ""
+    assert rows[1]["name"] == "summarise"
+    assert rows[1]["charged"] == "0.0225"
+    hostile = row(rows, "name", harmless(HOSTILE))
+    assert hostile["failed"] == "1"
+    assert "\x1b" not in plain.report_sheet(found)
+
+
+def test_a_line_is_flat_and_whole(ledger):
+    lines = list(ledger.lines())
+    told = [json.loads(text) for text in plain.jsonl(lines)]
+    assert len(told) == 26
+    assert all(list(one) == list(plain.LINE) for one in told)
+    assert all(
+        not isinstance(value, dict)
+        for one in told
+        for name, value in one.items()
+        if name != "digests"
+    )
+    twice = row(told, "cause", "observed")
+    assert twice["duplicate"] is True
+    assert (twice["task_type"], twice["worker"], twice["agent"]) == ("summarise", "w-1", "writer")
+    assert (twice["input_tokens"], twice["total_tokens"], twice["cost"]) == (1000, 1100, "0.0045")
+    assert (twice["currency"], twice["model"], twice["kept"]) == ("USD", "m", False)
+    assert twice["input_tokens_by_report"] == [1000]
+    inner, outer = row(told, "task_type", "inner"), row(told, "task_type", "outer")
+    assert inner["parent"] == outer["execution_id"]
+    assert (inner["nested"], outer["nested"]) == (False, True)
+    date = row(told, "task_type", "date")
+    assert (date["cost"], date["input_tokens"], date["total_tokens"]) == (None, None, None)
+    assert date["started"] <= date["ended"]
+    assert date["run_ms"] >= 0
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_lines_as_a_sheet_say_the_same(ledger):
+    lines = list(ledger.lines())
+    told = [json.loads(text) for text in plain.jsonl(lines)]
+    rows = list(csv.DictReader(plain.sheet(plain.LINE, map(plain.line, lines))))
+    assert len(rows) == len(told)
+    for cells, one in zip(rows, told, strict=True):
+        assert cells["execution_id"] == one["execution_id"]
+        assert cells["cost"] == (one["cost"] or "")
+        assert cells["duplicate"] == ("true" if one["duplicate"] else "false")
+        assert json.loads(cells["input_tokens_by_report"]) == one["input_tokens_by_report"]
+        assert json.loads(cells["digests"]) == one["digests"]
+        assert cells["task_type"] == harmless(one["task_type"])
+
+
+def test_lines_are_written_one_by_one(guard):
+    guard.run_task("t", 1, story.quiet)
+    (line,) = guard.ledger.lines()
+
+    def endless():
+        while True:
+            yield line
+
+    for texts in (plain.jsonl(endless()), plain.sheet(plain.LINE, map(plain.line, endless()))):
+        assert next(texts)
+        assert next(texts)
+
+
+# --- for people --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+def test_the_headline_says_how_much_runs_twice_what_it_cost_and_what_was_saved(ledger, drawn):
+    lines = drawn(gather(ledger)).splitlines()
+    assert lines[1:8] == [
+        TWICE,
+        "Cost:  $0.0312 (8,421 tokens); duplicates wasted $0.0045 (1,100 tokens), 14.4% of it.",
+        "Saved: $0.0060 (2,000 tokens) by 4 reused calls.",
+        (
+            "Missed: 7 executions look like duplicates that a field hides (700 tokens, $0.0021); "
+            "see below."
+        ),
+        "Of 30 calls: 1 failed, 4 declined.",
+        "The cost of 1 execution is unknown and not in it: unpriced model (set pricer=).",
+        "6 executions told no usage: their tokens are unknown and not in it (record_usage).",
+    ]
+
+
+@pytest.mark.parametrize("store", ["sqlite"], indirect=True)
+def test_tables_and_findings_follow_and_say_what_to_do(ledger, drawn):
+    text = drawn(gather(ledger))
+    heads = ("Task types", "Agents", "Workers", "Drops: ", "Loops: ", "Missed duplicates: ")
+    places = [text.index(f"\n{head}") for head in heads]
+    assert places == sorted(places)
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.strip()}
+    assert rows["summarise"] == ["5", "20.0%", "25.0%", "5,500", "$0.0225", "$0.0045", "-"]
+    assert rows["extract"] == ["2", "0.0%", "0.0%", "1,000", "$0.0030", "-", "$0.0060"]
+    assert rows["language"][-3:] == ["?", "-", "-"]
+    assert rows["w-3"][:3] == ["3", "-", "1"]
+    assert text.count("What to do") == 3
+    assert "`x7` differs in" in text
+    assert "volatile=('x7',)" in text
+    assert "run_id" not in text
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_with_no_prices_tables_tell_tokens(guard_of, drawn):
+    guard = guard_of(mode="observe")
+    for _ in range(2):
+        guard.run_task("t", 1, story.spends(1000, 100))
+    text = drawn(gather(guard.ledger))
+    assert "wasted\n" not in text
+    assert "$" not in text
+    assert "Cost:  2,200 tokens; duplicates wasted 1,100 tokens." in text
+    assert "Agents" not in text  # nobody named one
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_where_nothing_runs_twice_it_says_so(guard, drawn):
+    guard.run_task("t", 1, story.quiet)
+    text = drawn(gather(guard.ledger))
+    assert "Runs twice: nothing. 1 task, 1 execution, no duplicates." in text
+    assert "Cost:  unknown; " in text
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_foreign_names_break_no_table_and_do_nothing_to_a_terminal(guard_of, drawn, columns):
+    guard = guard_of(pricer=story.PRICES)
+    for name in (
+        HOSTILE,
+        "日本語" * 30,
+        "a.very.long.module_name." * 6 + "summarise",
+        "e\u0301" * 90,
+    ):
+        guard.run_task(name, 1, story.spends(1_000_000, 10_000))
+    text = drawn(gather(guard.ledger), columns)
+    assert "\x1b" not in text
+    assert "[red]" in text or columns < 100
+    assert "😄" not in text
+    table = text[text.index("\nTask types") : text.index("\nWorkers")].splitlines()
+    assert max(map(cell_len, table)) <= columns
+    assert sum("$" in line for line in table) == 4
+    ends = {cell_len(line) for line in table if "$" in line}
+    assert len(ends) == 1  # the columns stand under each other
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_where_there_is_no_room_the_last_columns_go_and_are_named(ledger, drawn):
+    text = drawn(gather(ledger), 40)
+    assert (
+        max(map(cell_len, text[text.index("\nTask types") :].split("(no room")[0].splitlines()))
+        <= 40
+    )
+    assert re.search(r"\nsummarise +5 +20.0% +25.0%\n", text)
+    assert "\n(no room for: tokens, charged, wasted, saved)\n" in text
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_history_that_is_sent_along_is_told(guard, drawn):
+    def agent(_):
+        for step in range(1, 11):
+            record_usage(input_tokens=1000 * step)
+
+    guard.run_task("agent", 1, agent)
+    text = drawn(gather(guard.ledger))
+    assert "Growing input: history that is sent along with every step" in text
+    assert (
+        "agent: the input grows by 1,000 tokens from report to report, over 10.0 reports an "
+        "execution, as a carried history does (55.0k input tokens in 1 execution). A cap at half "
+        "the steps would save 40.0k tokens"
+    ) in text
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_long_lists_are_cut_and_say_so(guard, drawn):
+    for number in range(60):
+        guard.run_task(f"type-{number}", 1, story.quiet)
+        with worker(f"w-{number}"), suppress(OutOfScope):
+            guard.run_task("review", number % 12, story.hands_back)
+    text = drawn(gather(guard.ledger))
+    assert text.count("\nand 11 more (--format json has all)\n") == 1  # task types
+    assert text.count("\nand 2 more (--format json has all)\n") == 2  # drops, loops
+    assert "w-0, w-12, w-24, w-36, w-48\n" not in text
+    assert "\nand 11 more\n" in text  # workers
+
+
+# --- words -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("amount", "text", "shown"),
+    [
+        ("0E-12", "0", "$0.00"),
+        ("-0", "0", "$0.00"),
+        ("1E-12", "0.000000000001", "<$0.0001"),
+        ("0.4228", "0.4228", "$0.4228"),
+        ("1.500000000000", "1.5", "$1.50"),
+        ("100", "100", "$100.00"),
+        ("1E+3", "1000", "$1,000"),
+        ("12345.678901234567", "12345.678901234567", "$12,346"),
+        ("-0.25", "-0.25", "-$0.2500"),
+        ("123456789012345678901234567890.123456789012", "123456789012345678901234567890.123456789012",
+         "$123,456,789,012,345,678,901,234,567,890"),
+    ],
+)  # fmt: skip
+def test_money_is_text_without_an_exponent(amount, text, shown):
+    assert decimal_text(Decimal(amount)) == text
+    assert money(Decimal(amount)) == shown
+
+
+def test_numbers_are_short_where_there_is_little_room():
+    told = [short(n) for n in (0, 9_999, 12_345, 999_999, 1_500_000, 3 * 10**9, 10**13, -20_000)]
+    assert told == ["0", "9,999", "12.3k", "1.0M", "1.5M", "3.0G", "10.0T", "-20.0k"]
+    assert [share(f) for f in (0, 0.0001, 0.182, 1)] == ["0.0%", "<0.1%", "18.2%", "100.0%"]
+    assert [lasted(ms) for ms in (0, 999, 1500, 65_000, 3_700_000)] == [
+        "0 ms", "999 ms", "1.5 s", "1 min 5 s", "1 h 1 min",
+    ]  # fmt: skip
+    assert [money(None), money(Decimal(2), "EUR"), money(Decimal(2), "CHF")] == [
+        "?", "€2.00", "CHF 2.00",
+    ]  # fmt: skip
+    assert [cell(0), cell(Decimal(0)), cell(5, signed=True), cell(Decimal(-5), signed=True)] == [
+        "-", "-", "+5", "-$5.00",
+    ]  # fmt: skip
+
+
+def test_a_time_beyond_the_calendar_is_no_error():
+    assert (iso(None), iso(2**53)) == (None, None)
+    assert local(2**53) == "for ever"
+    assert iso(1_800_000_000_123) == "2027-01-15T08:00:00.123+00:00"
+
+
+@pytest.mark.parametrize(
+    "text", ["short", "a.b.c.d.e.f.g.h.i.j.k", "日本語日本語日本語", "x" * 100]
+)
+@pytest.mark.parametrize("width", [8, 9, 12])
+def test_a_name_is_cut_in_the_middle(text, width):
+    found = cut(text, width)
+    assert cell_len(found) <= width
+    if cell_len(text) <= width:
+        assert found == text
+    else:
+        head, tail = found.split("…")
+        assert text.startswith(head.strip())
+        assert text.endswith(tail)
