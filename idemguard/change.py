@@ -112,7 +112,8 @@ def compared(
     empty: Counts = Counter()
     names = sorted({*before, *after})
     changes = [change(n, before.get(n, empty), after.get(n, empty)) for n in names]
-    ordered = sorted(changes, key=lambda one: (-abs(one.money.change), -abs(one.tokens.change)))
+    with localcontext(_EXACT):
+        ordered = sorted(changes, key=lambda one: (-abs(one.money.change), -abs(one.tokens.change)))
     return Comparison(a, b, tuple(ordered), _summed(changes))
 
 

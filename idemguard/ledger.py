@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 EVER = 2**53  # ms; later than any clock
 COUNTED = "counted"  # the version of records that are only counted, apart from all others
 LOOKED_AT = 10_000  # executions that are looked at one by one
+READ = 50_000  # and those that may have to be read for it
 _LEASE = 30_000
 _DIGITS = set("0123456789abcdef")
 _TOLD = {Status.FAILED: "failed", Status.LOST: "lost", Status.DECLINED: "declined"}
@@ -48,7 +49,9 @@ class ExecutionLedger:
 
     """
 
-    def __init__(self, store: Store | Client | str | None = None, *, namespace: str | None = None) -> None:
+    def __init__(
+        self, store: Store | Client | str | None = None, *, namespace: str | None = None
+    ) -> None:
         if store is None:
             here = engine.source().engine
             self._store: Store = here.store
@@ -270,25 +273,42 @@ class ExecutionLedger:
     # --- what lines tell beside sums -----------------------------------------------------------------
 
     def newest(
-        self, since: timedelta | None = None, *, span: Span | None = None
+        self,
+        since: timedelta | None = None,
+        *,
+        span: Span | None = None,
+        task_type: str | None = None,
+        agent: str | None = None,
     ) -> list[Execution]:
         """The newest executions of this time, oldest first; about 10,000 at most.
 
         What is found out by looking at lines is found out by these, so that it takes no longer
         where there are more.
+
+        Args:
+            since: how far back.
+            span: from when to before when, ms by the store's clock; instead of `since`.
+            task_type: of this one alone.
+            agent: of this one alone.
+
         """
         start, end = self._when(since, span)
-        left = LOOKED_AT
-        for window in sorted(
-            self._store.windows(self._namespace, start, end), key=lambda one: -one.key.start
-        ):
-            left -= window.executions
-            if left < 0:
-                start = max(start, window.key.start)
-                break
+        spans: dict[Span, tuple[int, int]] = {}  # executions that are wanted, and all of them
+        for window in self._store.windows(self._namespace, start, end):
+            when = window.key.start, window.key.start + window.span
+            wanted = task_type in (None, window.key.task_type) and agent in (None, window.key.agent)
+            own, all_ = spans.get(when, (0, 0))
+            spans[when] = own + wanted * window.executions, all_ + window.executions
         now = self.now()
-        lines = self._store.lines(self._namespace, start, end)
-        return [_as_told(line, now) for line in deque(lines, maxlen=LOOKED_AT)]
+        found: deque[Execution] = deque(maxlen=LOOKED_AT)
+        for first, last in _to_read(spans):
+            lines = self._store.lines(self._namespace, max(first, start), min(last, end))
+            found.extend(
+                _as_told(line, now)
+                for line in lines
+                if task_type in (None, line.task_type) and agent in (None, line.agent)
+            )
+        return list(found)
 
     def details(self, since: timedelta | None = None, *, span: Span | None = None) -> Details:
         """All that the newest executions of this time tell beside sums, in one pass."""
@@ -349,23 +369,23 @@ class ExecutionLedger:
             task_type: of this one alone.
 
         """
-        lines = self.newest(since, span=span)
-        return findings.missed(
-            line for line in lines if task_type is None or line.task_type == task_type
-        )
+        return findings.missed(self.newest(since, span=span, task_type=task_type))
 
     def explain(
         self, task_type: str, since: timedelta | None = None, *, span: Span | None = None
     ) -> findings.Explanation:
         """What stands behind the figures of one task type, by the newest executions."""
-        lines = [line for line in self.newest(since, span=span) if line.task_type == task_type]
-        return findings.explanation(task_type, lines)
+        return findings.explanation(task_type, self.newest(since, span=span, task_type=task_type))
 
     def growth(
-        self, since: timedelta | None = None, *, span: Span | None = None
+        self,
+        since: timedelta | None = None,
+        *,
+        span: Span | None = None,
+        task_type: str | None = None,
     ) -> list[findings.Growth]:
         """Task types whose input grows from step to step, as carried history does."""
-        return findings.growth(self.newest(since, span=span))
+        return findings.growth(self.newest(since, span=span, task_type=task_type))
 
     def compare(
         self, a: tuple[datetime, datetime], b: tuple[datetime, datetime]
@@ -540,6 +560,29 @@ def summary(counts: Counts) -> dict[str, Any]:
         "unpriced": counts["unpriced"],
         "without_usage": counts["unknown_usage"],
     }
+
+
+def _to_read(spans: dict[Span, tuple[int, int]]) -> list[Span]:
+    """The stretches of time to read for the newest executions that are wanted, oldest first."""
+    left, spare, read = LOOKED_AT, READ, list[Span]()
+    for when, (own, all_) in sorted(spans.items(), reverse=True):
+        if left <= 0 or spare <= 0:
+            break
+        if own:
+            left, spare = left - own, spare - all_
+            read.append(when)
+    if not read:
+        return []
+    first, last = read[-1][0], read[0][1]
+    if sum(all_ for when, (_, all_) in spans.items() if when[0] >= first) <= READ:
+        return [(first, last)]  # few enough to be read in one go
+    stretches: list[Span] = []
+    for start, end in reversed(read):
+        if stretches and start <= stretches[-1][1]:
+            stretches[-1] = stretches[-1][0], max(end, stretches[-1][1])
+        else:
+            stretches.append((start, end))
+    return stretches
 
 
 def _span(since: timedelta) -> int:

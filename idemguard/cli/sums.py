@@ -65,12 +65,11 @@ def explain(task_type: str, form: str, since: When | None, until: When | None) -
         end = now + 1 if until is None else until.moment(now)
         ordered(start, end)
         found = place.ledger.explain(task_type, span=(start, end))
-        growths = [
-            one for one in place.ledger.growth(span=(start, end)) if one.task_type == task_type
-        ]
+        growths = place.ledger.growth(span=(start, end), task_type=task_type)
         ran = place.ledger.task_type_summary(task_type, span=(start, end))["executions"]
     if not found.executions:
-        why = "; it ran, but not lately: name that time with --since and --until" if ran else ""
+        times = "time" if ran == 1 else "times"
+        why = f"; it was executed {ran:,} {times}, but no line of it is kept" if ran else ""
         return absent(f"nothing is known of task type {task_type} in {place.namespace}{why}")
     if form == "json":
         click.echo(plain.dump(plain.explanation(found, growths)), nl=False)

@@ -94,11 +94,7 @@ def gather(
         for one in ledger.windows(span=span)
         if task_type in (None, one.key.task_type) and agent in (None, one.key.agent)
     ]
-    lines = [
-        line
-        for line in ledger.newest(span=span)
-        if task_type in (None, line.task_type) and agent in (None, line.agent)
-    ]
+    lines = ledger.newest(span=span, task_type=task_type, agent=agent)
     handed_back = [line.claim.address for line in lines if line.status is Status.DECLINED]
     tasks = [_executions(ledger, address) for address in dict.fromkeys(handed_back)]
     return Report(
