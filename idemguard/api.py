@@ -166,7 +166,7 @@ class Claim:
         meter = Meter(self._engine.price, "USD")
         if usage is not None:
             for reading in context.reports(usage, {}):
-                meter.add(reading.usage, stream=reading.stream, adds=reading.adds)
+                meter.add(**reading._asdict())
         return meter.spent()
 
     def _releasing(self) -> Release:

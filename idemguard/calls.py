@@ -329,7 +329,7 @@ class Job:
         """
         if beat is not None:
             beat.stop()
-        execution.ended = True
+        stopped, execution.ended = execution.ended, True
         if error is None and self.usage is not None:
             self._read_usage(execution, value if seen is None else seen)
         elif error is None:
@@ -337,7 +337,7 @@ class Job:
         took = round((time.monotonic() - execution.started) * 1000)
         spent = execution.spent()
         around = next((e for e in execution.ancestors() if not e.ended), None)
-        if around is not None:
+        if around is not None and not stopped:  # an interrupt may have it stopped twice
             around.inside(spent, reused=False)
         return Ran(value, error, spent, took)
 

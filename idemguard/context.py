@@ -19,7 +19,7 @@ from idemguard import log
 from idemguard.errors import ConfigurationError, LeaseLostError
 from idemguard.pricing import CURRENCY
 from idemguard.providers import Reading, is_response, readings
-from idemguard.usage import Meter, Usage, is_own, normal
+from idemguard.usage import Meter, Usage, is_own, normal, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -163,22 +163,34 @@ class Current:
             return
         if source is not None:
             self._recorded.append(source)
+        if aggregate and len(found) > 1:  # a run: its responses may have been told one by one
+            found = [_whole(found)]
         for reading in found:
             self._add(reading, aggregate=aggregate)
 
     def returned(self, value: object) -> None:
-        """Book what a value tells that the body returned or yielded, if it has not done so."""
+        """Book what a value tells that the body returned, if it has not done so."""
         if any(value is source for source in self._recorded):
             return
-        for reading in readings(value, strict=True):
-            total = reading.usage.response_id is None and not reading.stream
-            self._add(reading, aggregate=total)
+        found = readings(value, strict=True)
+        for reading in found:
+            if reading.usage.response_id is not None:
+                self._add(reading, returned=True)
+        if any(reading.usage.response_id is None for reading in found):
+            # may be a total; of a run's that which its responses leave
+            self._add(_whole(found), aggregate=True, returned=True)
 
-    def _add(self, reading: Reading, *, aggregate: bool) -> None:
+    def yielded(self, chunk: object) -> None:
+        """Book what a chunk tells that the body yielded, if it has not done so."""
+        if any(chunk is source for source in self._recorded):
+            return
+        for reading in readings(chunk, strict=True):
+            self._add(reading, returned=reading.closes or not reading.stream)
+
+    def _add(self, reading: Reading, *, aggregate: bool = False, returned: bool = False) -> None:
         self._meter.add(
-            reading.usage, stream=reading.stream, adds=reading.adds, opens=reading.opens,
-            closes=reading.closes, aggregate=aggregate, reader=_reader(),
-        )  # fmt: skip
+            **reading._asdict(), aggregate=aggregate, returned=returned, reader=_reader()
+        )
 
     def inside(self, spent: Spent, *, reused: bool) -> None:
         """A guarded call inside this execution has come to its end: what its execution spent."""
@@ -356,13 +368,22 @@ def reports(source: object, given: Mapping[str, Any]) -> list[Reading]:
     return [Reading(normal(source))]
 
 
+def _whole(found: list[Reading]) -> Reading:
+    """Several readings as one."""
+    if len(found) == 1:
+        return found[0]
+    usage = total(reading.usage for reading in found)
+    assert usage is not None
+    return Reading(usage)
+
+
 def _reader() -> object:
     """Who reads a stream: a task, or a thread."""
     try:
         task = asyncio.current_task()
     except RuntimeError:
         task = None
-    return threading.get_ident() if task is None else id(task)
+    return _thread.mark if task is None else task
 
 
 def _name(what: str, name: str) -> str:

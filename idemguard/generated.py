@@ -13,7 +13,10 @@ from math import log2
 # seconds: the years 2015 to 2033; wider, numbers of telephones and of articles look like times
 EARLIEST, LATEST = 1_420_070_400, 2_000_000_000
 RANDOM = 16  # characters from which text can be told to be random
-LONGEST = 512  # characters of text that is looked at: nobody generates longer ids
+LONGEST = 256  # characters of text that is looked at: nobody generates longer ids
+LEAST = 8  # as a time of day
+SPACED = 40  # and of text with a space in it: longer than any time
+PARTS = 8  # of a mapping or a list that is looked at: more are data
 MIXED = 3.0  # bits per character that random text has at least, at that length
 # of its neighbours inside a word, those that are of two kinds: capital, small, digit
 TURNS, HEX_TURNS = 0.4, 0.1
@@ -27,6 +30,7 @@ _UUID = re.compile(
 _ULID = re.compile(r"[0-7](?=[0-9]*[A-Z])[0-9A-HJKMNP-TV-Z]{25}", re.IGNORECASE)
 _HEX = re.compile(r"(0x)?[0-9a-f]+", re.IGNORECASE)
 _BASE = re.compile(r"[A-Za-z0-9+/_-]+={0,2}")
+_DIGIT = re.compile(r"\d")
 _PREFIX = re.compile(r"[A-Za-z]{1,12}[_-]")
 
 
@@ -44,8 +48,10 @@ def looks_generated(value: object) -> bool:
     if isinstance(value, str):
         return _is_text(value.strip())
     if isinstance(value, dict):
-        return bool(value) and all(map(looks_generated, value.values()))
-    return isinstance(value, list) and bool(value) and all(map(looks_generated, value))
+        value = list(value.values())
+    if not isinstance(value, list) or not 0 < len(value) <= PARTS:
+        return False
+    return all(map(looks_generated, value))
 
 
 def _is_moment(number: float) -> bool:
@@ -59,18 +65,21 @@ def _is_long(number: float) -> bool:
 
 
 def _is_text(text: str) -> bool:
-    if len(text) > LONGEST:
+    if not LEAST <= len(text) <= LONGEST or not _DIGIT.search(text):
+        return False
+    if len(text) > SPACED and " " in text:
         return False
     if _TIME.fullmatch(text) or _CLOCK.fullmatch(text) or _UUID.fullmatch(text):
         return True
     if text.replace(".", "", 1).isdecimal():
         return text[0] != "0" and _is_moment(float(text))
-    bare = _PREFIX.sub("", text, count=1)  # run_4f2a..., req-7c...
+    prefix = _PREFIX.match(text)  # run_4f2a..., req-7c...
+    bare = text if prefix is None else text[prefix.end() :]
     if _UUID.fullmatch(bare) or _ULID.fullmatch(bare):
         return True
     if len(bare) < RANDOM:
         bare = text
-    if len(bare) < RANDOM or not any(sign.isdecimal() for sign in bare):
+    if len(bare) < RANDOM or not _DIGIT.search(bare):
         return False
     if _HEX.fullmatch(bare):
         return _bits(bare.lower()) >= MIXED - 0.5 and _turns(bare.lower()) >= HEX_TURNS

@@ -573,7 +573,7 @@ def _to_read(spans: dict[Span, tuple[int, int]]) -> list[Span]:
             read.append(when)
     if not read:
         return []
-    first, last = read[-1][0], read[0][1]
+    first, last = read[-1][0], max(end for _, end in read)
     if sum(all_ for when, (_, all_) in spans.items() if when[0] >= first) <= READ:
         return [(first, last)]  # few enough to be read in one go
     stretches: list[Span] = []

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, TypeAlias
+from math import lcm
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from idemguard import log
 from idemguard.errors import ConfigurationError
@@ -63,7 +64,17 @@ def price_by(pricer: Pricer | None) -> Price | None:
 # --- a mapping ---------------------------------------------------------------------------------------
 
 
-def _prices(model: str, prices: Mapping[str, Any]) -> dict[str, Fraction]:
+class _Prices(NamedTuple):
+    """What a token costs, by its kind: whole numbers of a share of a unit."""
+
+    input: int
+    output: int
+    cache_read: int
+    cache_write: int
+    shares: int  # that make a unit; 1 unless prices have more than six decimals
+
+
+def _prices(model: str, prices: Mapping[str, Any]) -> _Prices:
     if not isinstance(prices, Mapping) or "input" not in prices or "output" not in prices:
         raise ConfigurationError(f"pricer={{{model!r}: ...}} needs at least `input` and `output`")
     if unknown := prices.keys() - set(_PARTS):
@@ -71,26 +82,31 @@ def _prices(model: str, prices: Mapping[str, Any]) -> dict[str, Fraction]:
     found = {}
     for part, price in prices.items():
         try:
-            amount = _exact(price)
+            amount = _exact(price) * _UNITS / _MILLION
         except (ArithmeticError, ValueError):
             amount = Fraction(-1)
         if amount < 0:
             raise ConfigurationError(f"pricer={{{model!r}: ...}}: {part} is no price: {price!r}")
         found[part] = amount
-    return found
+    shares = lcm(*(amount.denominator for amount in found.values()))
+    plain, out, read, written = (int(found.get(p, found["input"]) * shares) for p in _PARTS)
+    return _Prices(plain, out, read, written, shares)
 
 
-def _from_table(table: Mapping[str, Mapping[str, Fraction]], usage: Usage) -> Cost | None:
+def _from_table(table: Mapping[str, _Prices], usage: Usage) -> Cost | None:
     prices = table.get(usage.model or "")
     if prices is None or usage.input_tokens is None or usage.output_tokens is None:
         return None
     read, written = usage.cache_read_tokens or 0, usage.cache_write_tokens or 0
-    plain = max(0, usage.input_tokens - read - written) * prices["input"]
-    from_cache = read * prices.get("cache_read", prices["input"])
-    to_cache = written * prices.get("cache_write", prices["input"])
-    amount = plain + from_cache + to_cache + usage.output_tokens * prices["output"]
-    parts = (_units(part / _MILLION) for part in (plain, from_cache, to_cache))
-    return Cost(_units(amount / _MILLION), tuple(parts))  # type: ignore[arg-type]
+    plain = max(0, usage.input_tokens - read - written) * prices.input
+    from_cache, to_cache = read * prices.cache_read, written * prices.cache_write
+    amount = plain + from_cache + to_cache + usage.output_tokens * prices.output
+    if prices.shares == 1:
+        return Cost(amount, (plain, from_cache, to_cache))
+    whole, one, two, three = (
+        round(Fraction(part, prices.shares)) for part in (amount, plain, from_cache, to_cache)
+    )
+    return Cost(whole, (one, two, three))
 
 
 # --- a function --------------------------------------------------------------------------------------

@@ -257,13 +257,15 @@ class _Run:
         if self._seen is not None:
             self._seen.append(chunk)
         else:
-            self._execution.returned(chunk)
+            self._execution.yielded(chunk)
         return chunk
 
     # --- the end ---------------------------------------------------------------------------------
 
     def end(self, returned: object) -> None:
         """It was consumed whole."""
+        if self._seen is None:
+            self._execution.returned(returned)
         _track(self.job.tell(self._entry, self._ran(self._recorder.track(returned)), self.net))
 
     async def aend(self) -> None:

@@ -78,6 +78,10 @@ def nobody_else(monkeypatch) -> Iterator[None]:
 
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     yield
+    loop = getattr(asyncio.get_event_loop_policy()._local, "_loop", None)
+    if loop is not None:  # an SDK made one of its own, and left it open
+        loop.close()
+        asyncio.set_event_loop(None)
     assert asked == []
 
 

@@ -137,9 +137,9 @@ class SqliteStore:
 
     def perform(self, command: Command) -> Answer:
         """One command in one immediate transaction."""
-        command = keyed(command, lambda: self.secret(command.address.namespace))
-        step = partial(self._step, command)
-        answer, whom = self._file.write(step, BRIEF if getattr(command, "brief", False) else None)
+        patience = BRIEF if getattr(command, "brief", False) else None
+        command = keyed(command, lambda: self.secret(command.address.namespace, patience))
+        answer, whom = self._file.write(partial(self._step, command), patience)
         self._room.call(command.address, whom)
         return answer
 
@@ -292,14 +292,15 @@ class SqliteStore:
         )  # fmt: skip
         return [rows.window(row) for row in found]
 
-    def secret(self, namespace: str) -> bytes:
-        """The namespace's secret."""
+    def secret(self, namespace: str, patience: float | None = None) -> bytes:
+        """The namespace's secret; read, and made where there is none, once by each process."""
         known = self._secrets.get((self._file.replaced, namespace))
         if known is None:
-            known = self._secrets[self._file.replaced, namespace] = self._secret(namespace)
+            known = self._secret(namespace, patience)
+            self._secrets[self._file.replaced, namespace] = known
         return known
 
-    def _secret(self, namespace: str) -> bytes:
+    def _secret(self, namespace: str, patience: float | None) -> bytes:
         fresh = secrets.token_bytes(32)
 
         def step(connection: sqlite3.Connection) -> bytes:
@@ -307,7 +308,7 @@ class SqliteStore:
             found = connection.execute("SELECT secret FROM namespace WHERE name = ?", (namespace,))
             return bytes(found.fetchone()[0])
 
-        return self._file.write(step)
+        return self._file.write(step, patience)
 
     # --- upkeep --------------------------------------------------------------------------------
 

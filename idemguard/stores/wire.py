@@ -444,10 +444,17 @@ def written(fields: Iterable[bytes]) -> dict[int, dict[Key, Counts]]:
 
 
 def counted(start: int, fields: Iterable[bytes]) -> dict[Key, Counts]:
-    """One window's counts, by task type and agent: of fields and numbers in turn."""
+    """One window's counts, by task type and agent: of labels, and counters and numbers, in turn."""
     found: dict[Key, Counts] = {}
-    for field, number in _pairs(fields):
-        _add(found, start, field, number)
+    each = iter(fields)
+    for text, counters in zip(each, each, strict=True):
+        task_type, agent = json.loads(text)
+        counts: Counts = Counter()
+        parts = iter(counters.decode().split())
+        for counter, number in zip(parts, parts, strict=True):
+            if counter in _counters:
+                counts[counter] += int(number)
+        found[Key(start, task_type, agent)] = counts
     return found
 
 

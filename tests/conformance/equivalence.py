@@ -145,7 +145,11 @@ class Sequence:
     def _command(self, name: str, number: int):
         address = self.addresses[number % 2]
         caller = CALLER._replace(worker=f"w{number % 3}", agent=[None, "a"][number % 2])
-        spent = NOTHING if number < 4 else Spent(number, Usage(input_tokens=number), cost=number)
+        spent = NOTHING if number < 4 else Spent(
+            number, Usage(input_tokens=number, cache_read_tokens=number // 2), cost=3 * number,
+            parts=(number, number % 3, 1), inner=[None, (number, 1, 2)][number % 2],
+            unpriced=number % 3,
+        )  # fmt: skip
         retention = DAY if number % 3 else MINUTE
         if name in ("begin", "observe", "bypass", "beside"):
             mode = {"observe": Mode.OBSERVE, "bypass": Mode.BYPASS}.get(name, Mode.ENFORCE)

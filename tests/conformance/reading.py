@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
+
 from conformance.scene import DAY, EVER, HOUR, LEASE, MINUTE, TTL, Scene
 
-from idemguard.claim import Begin, Complete, Release, Withdraw
+from idemguard import ExecutionLedger
+from idemguard.claim import Begin, Complete, Release, Renew, Withdraw
 from idemguard.codec import Value
-from idemguard.record import Address
+from idemguard.record import Address, Mode
 from idemguard.usage import Spent, Usage
 from idemguard.windows import SPAN
 
@@ -204,6 +207,35 @@ class Reading:
         lines = timed.there.call("lines", timed.namespace, 0, EVER)
         assert {line.claim.address for line in lines} == set(addresses)
         assert timed.record(long.address).result is not None
+
+    def test_sums_outlive_the_lines_that_they_are_of(self, timed: Scene):
+        usage = Usage(input_tokens=100, output_tokens=10, cache_read_tokens=40)
+        spent = Spent(
+            1, usage, (100,), ("r",), 7_000, "USD", "v", nested=True, parts=(1_000, 2_000, 3_000),
+            inner=(5, 6, 7), unpriced=1,
+        )  # fmt: skip
+        for number in range(3):
+            claim = timed.claim(timed.address(number))
+            half = spent._replace(reports=0, cost=3_000, parts=(500, 0, 0), inner=(2, 3, 4))
+            timed.there.perform(Renew(claim, LEASE, DAY, half))
+            timed.here.perform(Complete(claim, Value("json", b"1"), TTL, LEASE, spent))
+            beside = timed.claim(claim.address, mode=Mode.OBSERVE)
+            timed.here.perform(Complete(beside, Value("json", b"1"), TTL, LEASE, spent))
+            timed.here.perform(timed.begin(claim.address))
+        ledger = ExecutionLedger(timed.store, namespace=timed.namespace)
+        before, types = ledger.totals(), ledger.task_types()
+        assert (before["executions"], before["total_tokens"], before["charged"]) == (
+            6, 660, Decimal("0.000000042"),
+        )  # fmt: skip
+        assert (before["wasted_tokens"], before["saved_tokens"]) == (330, 330)
+        assert before["inclusive_tokens"] == 660 + 66
+        timed.clock.advance(3 * DAY)
+        timed.there.call("tend", None)
+        assert timed.there.call("lines", timed.namespace, 0, EVER) == []
+        assert ledger.totals() == before
+        assert ledger.task_types() == types
+        assert ledger.agent_summary("researcher") == {"agent": "researcher", **before}
+        assert ledger.task_type_summary("summarise") == {"task_type": "summarise", **before}
 
     def test_a_result_goes_before_its_record(self, timed: Scene):
         claim = timed.keep(timed.address(), ttl=MINUTE)

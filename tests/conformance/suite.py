@@ -20,10 +20,11 @@ from typing import ClassVar
 
 import pytest
 
-CASES = ("commands", "equivalence", "reading", "scene", "waiting")
+CASES = ("commands", "digests", "equivalence", "reading", "scene", "waiting")
 pytest.register_assert_rewrite(*(f"conformance.{name}" for name in CASES))
 
 from conformance.commands import Commands  # noqa: E402 - their asserts are to speak
+from conformance.digests import Digests  # noqa: E402
 from conformance.equivalence import Equivalence  # noqa: E402
 from conformance.kinds import Kind  # noqa: E402
 from conformance.parties import Elsewhere  # noqa: E402
@@ -32,7 +33,7 @@ from conformance.scene import Scene  # noqa: E402
 from conformance.waiting import Waiting  # noqa: E402
 
 
-class Conformance(Commands, Equivalence, Waiting, Reading):
+class Conformance(Commands, Digests, Equivalence, Waiting, Reading):
     """Every case, by both drivers; with two callers also in two processes, where they can share.
 
     Attributes:
