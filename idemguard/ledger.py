@@ -14,7 +14,7 @@ from idemguard.claim import Begin, Claimed, Complete, Sweep
 from idemguard.codec import Value
 from idemguard.errors import ConfigurationError
 from idemguard.pricing import CURRENCY
-from idemguard.record import DUPLICATES, Address, Caller, Mode, Status
+from idemguard.record import DUPLICATES, Address, Caller, Cause, Mode, Status
 from idemguard.stores import Client, Store, as_store
 from idemguard.usage import money
 from idemguard.windows import OUTCOMES, duplicates, executions, total
@@ -310,15 +310,21 @@ class ExecutionLedger:
             )
         return list(found)
 
-    def details(self, since: timedelta | None = None, *, span: Span | None = None) -> Details:
-        """All that the newest executions of this time tell beside sums, in one pass."""
-        lines = self.newest(since, span=span)
+    def details(
+        self,
+        since: timedelta | None = None,
+        *,
+        span: Span | None = None,
+        task_type: str | None = None,
+        agent: str | None = None,
+    ) -> Details:
+        """All that the newest executions tell beside sums, in one pass; arguments as `newest`."""
+        lines = self.newest(since, span=span, task_type=task_type, agent=agent)
         back = self._handed_back(lines)
-        left = [executions for executions, settled in back if not settled]
         return Details(
             len(lines),
             by_worker(lines),
-            findings.drops(left),
+            findings.drops(executions for executions, settled in back if not settled),
             findings.loops(executions for executions, _ in back),
             findings.missed(lines),
             findings.growth(lines),
@@ -350,7 +356,8 @@ class ExecutionLedger:
         found = []
         for address in dict.fromkeys(declined):
             record, now = self._store.look(address)
-            settled = record.result is not None  # by hand, say
+            # by hand, say; a resolution leaves its cause behind when its result is over
+            settled = record.result is not None or record.cause is Cause.EXPIRED
             found.append(([_as_told(line, now) for line in record.lines], settled))
         return found
 

@@ -13,7 +13,9 @@ COST_DIGITS = 12  # costs are whole numbers of 10**-12 units of currency, so tha
 
 def money(units: int) -> Decimal:
     """An amount in units of its currency, exactly, whatever the decimal context rounds to."""
-    return Decimal(f"{units}E-{COST_DIGITS}")
+    whole, part = divmod(abs(units), 10**COST_DIGITS)
+    text = f"{whole}.{part:0{COST_DIGITS}}".rstrip("0").rstrip(".")  # 2, not 2.000000000000
+    return Decimal(f"-{text}" if units < 0 else text)
 
 
 TOKENS = (

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from idemguard import findings
-from idemguard.ledger import by_worker, summary
-from idemguard.record import Status
+from idemguard.ledger import summary
 from idemguard.windows import total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from idemguard import findings
     from idemguard.ledger import ExecutionLedger
-    from idemguard.record import Address, Execution
     from idemguard.windows import Window
 
 Row: TypeAlias = dict[str, Any]
@@ -94,9 +92,7 @@ def gather(
         for one in ledger.windows(span=span)
         if task_type in (None, one.key.task_type) and agent in (None, one.key.agent)
     ]
-    lines = ledger.newest(span=span, task_type=task_type, agent=agent)
-    handed_back = [line.claim.address for line in lines if line.status is Status.DECLINED]
-    tasks = [_executions(ledger, address) for address in dict.fromkeys(handed_back)]
+    found = ledger.details(span=span, task_type=task_type, agent=agent)
     return Report(
         namespace=ledger.namespace,
         since=since,
@@ -106,19 +102,13 @@ def gather(
         totals=summary(total(windows)),
         task_types=_each("task_type", windows),
         agents=_each("agent", windows),
-        looked_at=len(lines),
-        workers=by_worker(lines),
-        drops=findings.drops(tasks),
-        loops=findings.loops(tasks),
-        missed_duplicates=findings.missed(lines),
-        growth=findings.growth(lines),
+        looked_at=found.looked_at,
+        workers=found.workers,
+        drops=found.drops,
+        loops=found.loops,
+        missed_duplicates=found.missed,
+        growth=found.growth,
     )
-
-
-def _executions(ledger: ExecutionLedger, address: Address) -> list[Execution]:
-    """All of a task's executions that are kept, not the newest alone."""
-    record, now = ledger.look(address)
-    return [line._replace(status=line.told(now)) for line in record.lines]
 
 
 def _each(name: str, windows: Sequence[Window]) -> list[Row]:
