@@ -279,6 +279,7 @@ class ExecutionLedger:
         span: Span | None = None,
         task_type: str | None = None,
         agent: str | None = None,
+        windows: Iterable[Window] | None = None,
     ) -> list[Execution]:
         """The newest executions of this time, oldest first; about 10,000 at most.
 
@@ -290,11 +291,14 @@ class ExecutionLedger:
             span: from when to before when, ms by the store's clock; instead of `since`.
             task_type: of this one alone.
             agent: of this one alone.
+            windows: of this time, where they were read just now.
 
         """
         start, end = self._when(since, span)
         spans: dict[Span, tuple[int, int]] = {}  # executions that are wanted, and all of them
-        for window in self._store.windows(self._namespace, start, end):
+        if windows is None:
+            windows = self._store.windows(self._namespace, start, end)
+        for window in windows:
             when = window.key.start, window.key.start + window.span
             wanted = task_type in (None, window.key.task_type) and agent in (None, window.key.agent)
             own, all_ = spans.get(when, (0, 0))
@@ -317,9 +321,10 @@ class ExecutionLedger:
         span: Span | None = None,
         task_type: str | None = None,
         agent: str | None = None,
+        windows: Iterable[Window] | None = None,
     ) -> Details:
         """All that the newest executions tell beside sums, in one pass; arguments as `newest`."""
-        lines = self.newest(since, span=span, task_type=task_type, agent=agent)
+        lines = self.newest(since, span=span, task_type=task_type, agent=agent, windows=windows)
         back = self._handed_back(lines)
         return Details(
             len(lines),

@@ -87,12 +87,13 @@ def gather(
     """
     now = ledger.now()
     span = (since or 0, now + 1 if until is None else until)
+    all_ = ledger.windows(span=span)
     windows = [
         one
-        for one in ledger.windows(span=span)
+        for one in all_
         if task_type in (None, one.key.task_type) and agent in (None, one.key.agent)
     ]
-    found = ledger.details(span=span, task_type=task_type, agent=agent)
+    found = ledger.details(span=span, task_type=task_type, agent=agent, windows=all_)
     return Report(
         namespace=ledger.namespace,
         since=since,

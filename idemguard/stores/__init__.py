@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
@@ -183,4 +184,5 @@ def without_password(url: str) -> str:
     """A URL as it may be shown."""
     head, at, tail = url.rpartition("@")
     scheme, separator, _ = head.partition("://")
-    return f"{scheme}://***@{tail}" if at and separator else url
+    shown = f"{scheme}://***@{tail}" if at and separator else url
+    return re.sub(r"((?:^|[?&])\w*password=)[^&#\s]+", r"\1***", shown)

@@ -443,9 +443,11 @@ class LoopEars:
 
     async def close(self) -> None:
         """Hear nothing any longer, and give the connections back."""
-        ears, self._ears = list(self._ears.values()), {}
-        for ear in ears:
+        while self._ears:  # one that is cancelled here is ended by the next
+            node, ear = next(iter(self._ears.items()))
             await ear.end()
+            if self._ears.get(node) is ear:
+                del self._ears[node]
 
 
 class _LoopEar:
@@ -483,10 +485,11 @@ class _LoopEar:
         """Hear nothing any longer."""
         self.over = True
         self._ticking.cancel()
-        task, self._task = self._task, None
+        task = self._task
         if task is not None and not task.done():
             task.cancel()
             await asyncio.wait([task])
+        self._task = None
         await self._shut()
         if self._own:
             await close_async(self._client)
@@ -507,7 +510,12 @@ class _LoopEar:
                 try:
                     if self._pubsub is None:
                         pubsub = self._client.pubsub()
-                        await self._send(pubsub)
+                        try:
+                            await self._send(pubsub)
+                        except BaseException:
+                            with suppress(Exception):  # nobody else knows its connection
+                                await pubsub.aclose()
+                            raise
                         self._pubsub = pubsub
                     await self._send(self._pubsub)  # what came meanwhile
                     message = await self._pubsub.get_message(timeout=None)
@@ -554,10 +562,12 @@ class _LoopEar:
                         self.subscription.wanted.pop(channel, None)
 
     async def _shut(self) -> None:
-        pubsub, self._pubsub = self._pubsub, None
+        pubsub = self._pubsub
         if pubsub is not None:
             with suppress(Exception):  # it is broken, or its server gone
                 await pubsub.aclose()
+            if self._pubsub is pubsub:
+                self._pubsub = None
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         if self.over:
