@@ -35,8 +35,8 @@ SUSPECTS = 6  # fields of a task type that are looked at
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
-    """A task that its workers only ever declined.
+class HandedBack:
+    """A task that its workers declined.
 
     Attributes:
         task_type: of the task.
@@ -60,18 +60,16 @@ class Drop:
     last: int
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """A task that was handed back more than twice, or twice by one worker; as `Drop` has it."""
+class Drop(HandedBack):
+    """A task that its workers only ever declined."""
 
-    task_type: str
-    fingerprint: str
-    scope: str
-    version: str | None
-    times: int
-    workers: tuple[str, ...]
-    first: int
-    last: int
+    __slots__ = ()
+
+
+class Loop(HandedBack):
+    """A task that was handed back more than twice, or twice by one worker."""
+
+    __slots__ = ()
 
 
 def drops(tasks: Iterable[Sequence[Execution]]) -> list[Drop]:

@@ -290,7 +290,7 @@ class ExecutionLedger:
             since: how far back.
             span: from when to before when, ms by the store's clock; instead of `since`.
             task_type: of this one alone.
-            agent: of this one alone.
+            agent: of this one alone; empty: of those that name none.
             windows: of this time, where they were read just now.
 
         """
@@ -300,7 +300,10 @@ class ExecutionLedger:
             windows = self._store.windows(self._namespace, start, end)
         for window in windows:
             when = window.key.start, window.key.start + window.span
-            wanted = task_type in (None, window.key.task_type) and agent in (None, window.key.agent)
+            wanted = task_type in (None, window.key.task_type) and agent in (
+                None,
+                window.key.agent or "",
+            )
             own, all_ = spans.get(when, (0, 0))
             spans[when] = own + wanted * window.executions, all_ + window.executions
         now = self.now()
@@ -310,7 +313,7 @@ class ExecutionLedger:
             found.extend(
                 _as_told(line, now)
                 for line in lines
-                if task_type in (None, line.task_type) and agent in (None, line.agent)
+                if task_type in (None, line.task_type) and agent in (None, line.agent or "")
             )
         return list(found)
 

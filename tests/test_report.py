@@ -111,7 +111,7 @@ def test_totals_and_rows_hold_the_same_fields(ledger):
     told = plain.report(gather(ledger))
     assert list(told) == [
         "since", "until", "namespace", "totals", "task_types", "agents", "drops", "loops",
-        "missed_duplicates",
+        "missed_duplicates", "workers", "growth",
     ]  # fmt: skip
     assert told["totals"].keys() == FIELDS | MORE
     for key, rows in (("task_type", told["task_types"]), ("agent", told["agents"])):
@@ -300,7 +300,7 @@ def test_the_headline_says_how_much_runs_twice_what_it_cost_and_what_was_saved(l
             "see below."
         ),
         "Of 30 calls: 1 failed, 4 declined.",
-        "The cost of 1 execution is unknown and not in it: unpriced model (set pricer=).",
+        "The cost of 1 execution is unknown and not in it: no price for its model.",
         "6 executions told no usage: their tokens are unknown and not in it (record_usage).",
     ]
 

@@ -88,8 +88,12 @@ def execution(
         jaeger: the address of Jaeger, for a link; None: no link.
 
     """
-    took = lasted((line.ended or now) - line.started)
-    run = took if line.ended is not None else f"open for {took}"
+    if line.ended is not None:
+        run = lasted(line.ended - line.started)
+    elif line.status is Status.LOST:
+        run = f"heard of for {lasted(line.until - line.started)} at most"
+    else:
+        run = f"open for {lasted(now - line.started)}"
     twice = " (duplicate)" if line.cause in DUPLICATES else ""
     who = f"worker {harmless(line.worker)}"
     who += "" if line.agent is None else f", agent {harmless(line.agent)}"

@@ -79,7 +79,7 @@ def gather(
         since: ms of the store's clock; None: from the beginning.
         until: ms; None: until now.
         task_type: only what was called as this.
-        agent: only what was called by this.
+        agent: only what was called by this; empty: where none was named.
 
     Raises:
         StoreError: the store says so.
@@ -91,7 +91,7 @@ def gather(
     windows = [
         one
         for one in all_
-        if task_type in (None, one.key.task_type) and agent in (None, one.key.agent)
+        if task_type in (None, one.key.task_type) and agent in (None, one.key.agent or "")
     ]
     found = ledger.details(span=span, task_type=task_type, agent=agent, windows=all_)
     return Report(

@@ -70,6 +70,16 @@ def report(found: Report) -> dict[str, Any]:
         "drops": [handed_back(drop) for drop in found.drops],
         "loops": [handed_back(loop) for loop in found.loops],
         "missed_duplicates": [missed(one) for one in found.missed_duplicates],
+        "workers": [
+            {**row, **{name: decimal_text(row[name]) for name in ("charged", "wasted")}}
+            for row in found.workers
+        ],
+        "growth": [growth(one) for one in found.growth],
+        **{
+            name: value
+            for name, value in (("task_type", found.task_type), ("agent", found.agent))
+            if value is not None  # what it was filtered by
+        },
     }
 
 

@@ -50,13 +50,15 @@ def _about(found: Report) -> str:
     if found.task_type is not None:
         about += f", task type {harmless(found.task_type)}"
     if found.agent is not None:
-        about += f", agent {harmless(found.agent)}"
+        about += f", agent {harmless(found.agent) or '(none)'}"
     return about
 
 
 def _window(found: Report) -> str:
     until = local(found.until)
-    return f"all until {until}" if found.since is None else f"{local(found.since)} to {until}"
+    if found.since is None:
+        return f"all until {until}"
+    return f"{local(found.since)} to {until}, sums by whole windows of five minutes or an hour"
 
 
 # --- in five seconds -------------------------------------------------------------------------------
@@ -66,7 +68,13 @@ def _headline(on: Paper, totals: Row) -> None:
     paid = bool(totals["charged"] or totals["wasted"] or totals["saved"])
     doubled = round(totals["doubled_share"] * totals["tasks"])
     duplicates, currency = totals["duplicates"], totals["currency"]
-    if doubled or duplicates:
+    if duplicates and not totals["tasks"]:
+        on.say(
+            f"Runs twice: all {many(totals['executions'], 'execution')} here are of tasks that were "
+            f"executed first elsewhere; {duplicates:,} are duplicates.",
+            BAD,
+        )
+    elif doubled or duplicates:
         on.say(
             f"Runs twice: {doubled:,} of {many(totals['tasks'], 'task')} "
             f"(doubled share {share(totals['doubled_share'])}); {duplicates:,} of "
@@ -108,14 +116,16 @@ def _hidden(on: Paper, found: Sequence[Missed]) -> None:
 
 
 def _gaps(on: Paper, totals: Row) -> None:
-    ends = ("lost", "failed", "declined", "fallback", "refused", "unguarded")
+    ends = ("failed", "declined", "fallback", "refused", "unguarded")
     told = [f"{totals[name]:,} {name}" for name in ends if totals[name]]
     if told:
         on.say(f"Of {many(totals['calls'], 'call')}: {', '.join(told)}.")
+    if totals["lost"]:
+        on.say(f"Lost, with their effect unknown: {many(totals['lost'], 'execution')}.", WARNING)
     if totals["unpriced"]:
         on.say(
             f"The cost of {many(totals['unpriced'], 'execution')} is unknown and not in it: "
-            "unpriced model (set pricer=).",
+            "no price for its model.",
             WARNING,
         )
     if totals["without_usage"]:
@@ -267,7 +277,9 @@ def missed(on: Paper, found: Missed) -> None:
     fields = ", ".join(map(repr, names)) + ("," if len(names) == 1 else "")
     if names:
         on.say(
-            f"  What to do, if the work is the same without: volatile=({harmless(fields)})", WARNING
+            f"  What to do, if the work is the same without: volatile=({harmless(fields)}); "
+            "if it tells two tasks apart, nothing.",
+            WARNING,
         )
 
 
