@@ -338,7 +338,7 @@ class Job:
         spent = execution.spent()
         around = next((e for e in execution.ancestors() if not e.ended), None)
         if around is not None and not stopped:  # an interrupt may have it stopped twice
-            around.inside(spent, reused=False)
+            around.inside(spent, by=execution)
         return Ran(value, error, spent, took)
 
     def _read_usage(self, execution: Current, value: Any) -> None:
@@ -399,7 +399,7 @@ class Job:
         value = reply.value
         if reply.result is not None:
             if (around := context.current()) is not None:
-                around.inside(reply.result.spent, reused=True)
+                around.inside(reply.result.spent)
             try:
                 value = self.restore(ask, reply.result.value, reply.result.claim)
             except IdemguardError as error:

@@ -192,9 +192,15 @@ class Current:
             **reading._asdict(), aggregate=aggregate, returned=returned, reader=_reader()
         )
 
-    def inside(self, spent: Spent, *, reused: bool) -> None:
-        """A guarded call inside this execution has come to its end: what its execution spent."""
-        self._meter.inside(spent, reused=reused)
+    def inside(self, spent: Spent, *, by: Current | None = None) -> None:
+        """A guarded call inside this execution has come to its end.
+
+        Args:
+            spent: by its execution.
+            by: that execution; None where a result was reused.
+
+        """
+        self._meter.inside(spent, reused=by is None, meter=None if by is None else by._meter)  # noqa: SLF001 - of the same kind
 
     def spent(self) -> Spent:
         """What it has spent so far."""
@@ -240,6 +246,11 @@ class Coroutines:
         """It is over."""
         self._loops.pop(nonce, None)
         self._consumers.pop(nonce, None)
+
+    def stranded(self, holder: str) -> bool:
+        """Whether that execution is of a coroutine that will never go on: its loop is closed."""
+        loop = self._loops.get(_nonce(holder))
+        return loop is not None and loop.is_closed()
 
     def need(self, loop: asyncio.AbstractEventLoop, holder: str | None) -> bool:
         """Whether that execution is of such a call, and stands still while this loop does."""
@@ -340,6 +351,9 @@ def record_usage(source: object = None, /, *, aggregate: bool = False, **given: 
     execution = current()
     if execution is not None:
         execution.record_usage(source, aggregate=aggregate, **given)
+    elif (ended := _current.get()) is not None:
+        log.warn("late usage", "%s: usage was told after its body had ended, and is not booked; "
+                 "await what the body starts", ended.task_type)  # fmt: skip
 
 
 def reports(source: object, given: Mapping[str, Any]) -> list[Reading]:

@@ -15,6 +15,7 @@ from weakref import WeakKeyDictionary
 
 from idemguard import log
 from idemguard.claim import Complete, Release, Renewed, Withdraw
+from idemguard.context import coroutines
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.forks import on_fork
 from idemguard.guard import Pause, hold
@@ -166,7 +167,7 @@ class Beat:
     def __call__(self) -> float | None:
         """Renew; the seconds until the next renewal, None when there is none to come."""
         execution = self._execution
-        if execution is None:
+        if execution is None or coroutines.stranded(execution.execution_id):
             return None
         if self._flow is None:
             self._flow = hold(execution.claim, self._policy, self._max_run(), execution.lose)

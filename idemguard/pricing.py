@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Pricer: TypeAlias = "Callable[[Usage], Decimal | None] | Mapping[str, Mapping[str, Any]] | str"
 
 CURRENCY = "USD"
+MOST = 2**60  # units of one report, a million dollars: stores add up to 2**63
 TABLE = "genai-prices"
 _MILLION = 1_000_000
 _UNITS: int = 10**COST_DIGITS
@@ -233,4 +234,7 @@ def _exact(amount: object) -> Fraction:
 
 
 def _units(amount: Fraction) -> int:
-    return round(amount * _UNITS)
+    units = round(amount * _UNITS)
+    if abs(units) > MOST:
+        raise ValueError(f"no report costs {float(amount):g}")
+    return units

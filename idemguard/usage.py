@@ -6,7 +6,9 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from decimal import Decimal
+from enum import Enum
 from typing import Any, NamedTuple, TypeAlias
+from uuid import UUID
 
 COST_DIGITS = 12  # costs are whole numbers of 10**-12 units of currency, so that sums are exact
 
@@ -18,6 +20,8 @@ def money(units: int) -> Decimal:
     return Decimal(f"-{text}" if units < 0 else text)
 
 
+MOST = 2**60  # tokens of one report: stores add such counts up to 2**63
+_TEXTS = ("model", "provider", "response_id")
 TOKENS = (
     "input_tokens",
     "output_tokens",
@@ -58,14 +62,29 @@ class Usage:
         for name in TOKENS:
             count = getattr(self, name)
             if count is not None and (
-                isinstance(count, bool) or not isinstance(count, int) or count < 0
+                isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST
             ):
-                raise ValueError(f"{name} must be a whole number of tokens >= 0, not {count!r}")
+                raise ValueError(
+                    f"{name} must be a whole number of tokens, from 0 to 2**60, not {count!r}"
+                )
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if value is not None and (type(value) is not str or not value.isascii()):
+                object.__setattr__(self, name, _text(name, value))
 
     @property
     def total_tokens(self) -> int | None:
         """Input and output; None where both are unknown."""
         return _sum((self.input_tokens, self.output_tokens))
+
+
+def _text(name: str, value: object) -> str:
+    """A name as any store can keep it."""
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bool) or not isinstance(value, (str, int, UUID)):
+        raise ValueError(f"{name} must be a text, not {value!r}")  # noqa: TRY004 - as of the rest
+    return str(value).encode(errors="replace").decode()
 
 
 class Cost(NamedTuple):
@@ -94,7 +113,7 @@ class Spent(NamedTuple):
         reports: how often it was told something; of two, the one with more is the later.
         usage: the sum of what was reported; None where nothing was.
         inputs: the input tokens of each report, the last 64.
-        responses: the response ids seen, the last 64.
+        responses: the response ids seen, also by guarded calls inside; the last 64.
         cost: in units of 10**-12 of the currency, so that sums are exact; None where unpriced.
         currency: of the cost.
         price_version: which price table it was taken from.
@@ -201,8 +220,7 @@ def _size(usage: Usage) -> tuple[int | None, int | None]:
     return usage.input_tokens, usage.output_tokens
 
 
-def _same_tokens(one: Usage, other: Usage) -> bool:
-    return all(getattr(one, name) == getattr(other, name) for name in TOKENS)
+_ELSEWHERE = object()  # in place of the key of a response that a guarded call inside has told
 
 
 @dataclass(slots=True)
@@ -233,6 +251,7 @@ class Meter:
         "_open",
         "_parts",
         "_price",
+        "_priced",
         "_reports",
         "_reused",
         "_sum",
@@ -257,6 +276,7 @@ class Meter:
         self._parts = [0, 0, 0]
         self._version: str | None = None
         self._unpriced = 0
+        self._priced = 0  # reports
         self._inputs: list[int] = []
         self._inner: Spent | None = None  # of the guarded executions inside
         self._reused: list[Usage] = []  # of the executions whose results were reused inside
@@ -294,6 +314,12 @@ class Meter:
         with self._lock:
             name = usage.response_id
             if name is not None and name in self._elsewhere:
+                if stream and opens:
+                    self._open[reader] = _ELSEWHERE  # what follows without an id is theirs, too
+                return
+            if name is None and stream and self._open.get(reader) is _ELSEWHERE:
+                if closes:
+                    del self._open[reader]
                 return
             if returned and name not in self._reports and self._was_told(usage):
                 return
@@ -343,7 +369,7 @@ class Meter:
             self._totals.discard(name)
             self._take_out(name)
         left = None
-        if not any(_same_tokens(usage, reused) for reused in self._reused):
+        if not any(_size(usage) == _size(reused) for reused in self._reused):
             inner = [] if self._inner is None or self._inner.usage is None else [self._inner.usage]
             left = _beyond(usage, [*(report.usage for report in self._reports.values()), *inner])
         if name is not None:
@@ -359,7 +385,7 @@ class Meter:
         self._told += 1
         self._sum = total(report.usage for report in reports)
         self._take_back(taken)
-        if all(report.cost is None for report in reports):
+        if not self._priced:
             self._cost = None
         if taken.place is not None:
             del self._inputs[taken.place]
@@ -398,7 +424,10 @@ class Meter:
         self._sum = usage if self._sum is None else _plus(self._sum, usage, before)
         if cost is None:
             self._unpriced += 1
+            if not self._priced:
+                self._cost = None
             return
+        self._priced += 1
         self._cost = cost.units + (self._cost or 0)
         self._parts = [one + other for one, other in zip(self._parts, cost.parts, strict=True)]
         self._version = cost.version or self._version
@@ -408,27 +437,35 @@ class Meter:
             self._unpriced -= 1
             return
         assert self._cost is not None
+        self._priced -= 1
         self._cost -= before.cost.units
         parts = zip(self._parts, before.cost.parts, strict=True)
         self._parts = [one - other for one, other in parts]
 
-    def inside(self, spent: Spent, *, reused: bool) -> None:
+    def inside(self, spent: Spent, *, reused: bool, meter: Meter | None = None) -> None:
         """A guarded call inside has come to its end.
 
         Args:
             spent: by its execution.
             reused: its result was there before, so that nobody was charged.
+            meter: of that execution, where it was executed in this process.
 
         """
+        theirs, handed = set(spent.responses), list[Usage]()
+        if meter is not None:
+            with meter._lock:  # noqa: SLF001 - of the same kind
+                theirs |= {name for name in meter._reports if isinstance(name, str)}  # noqa: SLF001
+                theirs |= meter._elsewhere  # noqa: SLF001
+                handed = list(meter._reused)  # noqa: SLF001
+        both = [usage for usage in (spent.usage, _inner_usage(spent)) if usage is not None]
         with self._lock:
-            self._elsewhere.update(spent.responses)
-            if not reused:  # what was handed on to it, and told by it, too, is told once
-                for name in spent.responses:
-                    self._take_out(name)
+            self._elsewhere |= theirs
+            self._reused += handed
             if reused:
-                self._reused += [] if spent.usage is None else [spent.usage]
+                self._reused += both
                 return
-            both = [usage for usage in (spent.usage, _inner_usage(spent)) if usage is not None]
+            for name in theirs:  # what was handed on to it, and told by it, too, is told once
+                self._take_out(name)
             self.nested = True
             if not both and not spent.inner:
                 return
@@ -442,8 +479,9 @@ class Meter:
         """The sum so far."""
         with self._lock:
             if not self._told:
-                return Spent(nested=True) if self.nested else NOTHING
-            names = [name for name in self._reports if isinstance(name, str)]
+                seen = tuple(self._elsewhere)[-REMEMBERED:]
+                return Spent(nested=self.nested, responses=seen) if self.nested or seen else NOTHING
+            names = [*self._elsewhere, *(n for n in self._reports if isinstance(n, str))]
             return Spent(
                 reports=self._told,
                 usage=self._sum,

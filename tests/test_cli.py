@@ -208,6 +208,7 @@ def test_a_file_that_is_none_of_ours_is_one_line(line_of, args):
         (("resolve", "0" * 64, "[" * 100_000), "JSON: "),
         (("resolve", "0" * 64, "1", "--ttl", "soon"), "'soon' is no length of time"),
         (("tail", "--interval", "0"), "'--interval'"),
+        (("tail", "--interval", "nan"), "nan is no length of time"),
         (("--namespace", "n", "demo"), "a demo makes namespaces of its own"),
     ],
 )
@@ -1039,3 +1040,44 @@ def test_what_is_no_time(text):
 def test_a_time_before_all_times_is_the_first():
     assert When(ago=10**12).moment(5) == 0
     assert When(at=-5).moment(5) == 0
+
+
+@pytest.mark.parametrize("name", ["report", "export"])
+def test_a_closed_output_is_no_error(here, name):
+    guard, at = here
+    guard.run_task("t", 1, story.quiet)
+    told = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *COMMAND, name, *at],
+        stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (told.returncode, told.stderr) == (0, "")
+
+
+ENDED = """
+import os, signal, sys, threading
+from idemguard.cli.output import writing
+with writing(sys.argv[1]) as file:
+    file.write("half")
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(20)
+"""
+
+
+def test_who_is_ended_leaves_no_half_file(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", ENDED, tmp_path / "out.csv"], timeout=60, check=False
+    )
+    assert done.returncode == 143
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-x", "@SUM(A1)"])
+def test_csv_holds_no_formula(here, out, name):
+    guard, at = here
+    with worker(name):
+        guard.run_task(name, 1, story.quiet)
+    for args in (("report", "--format", "csv"), ("export", "--format", "csv")):
+        rows = list(csv.DictReader(io.StringIO(out(*args, *at))))
+        texts = {text for row in rows for text in row.values()}
+        assert f"'{name}" in texts
+        assert not any(text.startswith(name) for text in texts)

@@ -8,6 +8,8 @@ from contextlib import suppress
 from contextvars import copy_context
 from copy import deepcopy
 from decimal import Decimal
+from enum import Enum
+from uuid import uuid4
 
 import pytest
 
@@ -730,3 +732,130 @@ def test_threads_that_read_streams_without_ids_one_after_the_other(guard):
 
     task(1)
     assert booked(guard) == (600, 9)
+
+
+# --- what goes up through several calls ----------------------------------------------------------------
+
+
+def answered(name):
+    return {
+        "id": name, "object": "chat.completion", "model": "m", "choices": [],
+        "usage": {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("ids", [True, False])
+def test_a_response_that_is_passed_up_three_calls_is_paid_for_once(again, ids):
+    guard = Guard(store="memory://", namespace=uuid4().hex, pricer={"m": {"input": 1, "output": 1}})
+
+    @guard.idempotent(task_type="c")
+    def c(x):
+        found = answered(x)
+        return found if ids else {key: value for key, value in found.items() if key != "id"}
+
+    @guard.idempotent(task_type="b")
+    def b(x):
+        return c(x)
+
+    @guard.idempotent(task_type="a")
+    def a(x):
+        return b(x)
+
+    if again:  # then b's result, with c's response in it, is reused
+        b("r-1")
+    a("r-1")
+    assert guard.ledger.totals()["total_tokens"] == 1100
+    assert guard.ledger.task_type_summary("a")["inclusive_tokens"] == (0 if again else 1100)
+
+
+def test_more_responses_than_a_line_remembers_are_known_above():
+    guard = Guard(store="memory://", namespace=uuid4().hex)
+
+    @guard.idempotent(task_type="inner")
+    def inner(n):
+        for number in range(n):
+            record_usage(answered(f"r-{number}"))
+
+    @guard.idempotent(task_type="outer")
+    def outer(n):
+        inner(n)
+        for number in range(n):
+            record_usage(answered(f"r-{number}"))
+
+    outer(100)
+    assert guard.ledger.totals()["total_tokens"] == 100 * 1100
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"model": {}}, {"response_id": ["x"]}, {"model": b"m"}, {"input_tokens": 2**70}],
+)
+def test_what_is_no_usage_costs_no_result(given):
+    guard, ran = Guard(store="memory://", namespace=uuid4().hex), []
+
+    @guard.idempotent(task_type="t")
+    def task(n):
+        ran.append(n)
+        record_usage(**{"input_tokens": 1, "output_tokens": 1} | given)
+        return n
+
+    assert task(1) == task(1) == 1
+    assert ran == [1]
+
+
+@pytest.mark.parametrize("name", [uuid4(), 7, "caf\udce9", Enum("Model", {"a": "m"}).a])
+def test_names_are_kept_as_text(name, store):
+    guard = Guard(store=store, namespace=uuid4().hex)
+
+    @guard.idempotent(task_type="t")
+    def task(n):
+        record_usage(input_tokens=1, output_tokens=1, model=name, response_id=name)
+        return n
+
+    assert task(1) == task(1) == 1
+    (line,) = guard.ledger.lines()
+    assert (line.status, line.usage.input_tokens) == ("ok", 1)
+
+
+def test_a_model_that_has_no_price_any_longer_costs_nothing_known():
+    prices = iter([Decimal("0.5"), None, None, None])
+    guard = Guard(
+        store="memory://", namespace=uuid4().hex,
+        pricer=lambda usage: next(prices) if usage.model != "x" else None,
+    )  # fmt: skip
+
+    @guard.idempotent(task_type="t")
+    def task(n):
+        record_usage(input_tokens=1, model="m", response_id="r")
+        record_usage(input_tokens=2, model="x", response_id="r")
+        return n
+
+    task(1)
+    (line,) = guard.ledger.lines()
+    assert (line.cost, line.spent.unpriced) == (None, 1)
+
+
+def test_events_of_a_stream_inside_are_theirs_also_without_an_id():
+    guard = Guard(store="memory://", namespace=uuid4().hex)
+    events = [
+        {"type": "message_start", "message": {
+            "id": "msg_1", "type": "message", "role": "assistant", "content": [], "model": "m",
+            "usage": {"input_tokens": 50, "output_tokens": 1}}},
+        {"type": "message_delta", "delta": {}, "usage": {"output_tokens": 20}},
+        {"type": "message_stop"},
+    ]  # fmt: skip
+
+    @guard.idempotent(task_type="inner")
+    def inner(n):
+        yield from events
+
+    @guard.idempotent(task_type="outer")
+    def outer(n):
+        yield from inner(n)
+        for event in list(inner(n)):
+            record_usage(event)
+
+    list(outer(1))
+    assert guard.ledger.totals()["total_tokens"] == 70
+    assert guard.ledger.task_type_summary("outer")["total_tokens"] == 0

@@ -319,7 +319,7 @@ task(1)
 print("genai_prices" in sys.modules, guard.ledger.totals()["charged"])
 guard.close()
 """)
-    assert told.split() == ["False", "True", "0.003000000000"]
+    assert told.split() == ["False", "True", "0.003"]
 
 
 # --- in the ledger -------------------------------------------------------------------------------------

@@ -216,3 +216,36 @@ def test_a_call_that_gets_no_result_is_refused_and_saves_nothing(guard, shape):
     totals = guard.ledger.totals()
     assert (totals["executed"], totals["reused"], totals["refused"]) == (1, 0, 2)
     assert totals["saved_tokens"] == 0
+
+
+def test_a_claim_on_a_loop_that_was_closed_ends_with_its_lease():
+    guard, begun = Guard(store=MemoryStore(), namespace="stranded"), []
+
+    @guard.idempotent(task_type="stranded", lease=0.6)
+    async def work(n):
+        begun.append(n)
+        if len(begun) == 1:
+            await asyncio.Event().wait()
+        return n
+
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work(1))
+
+    async def until_it_has_begun():
+        while not begun:  # noqa: ASYNC110 - an event is of one loop
+            await asyncio.sleep(0)
+
+    loop.run_until_complete(until_it_has_begun())
+    loop.close()
+
+    async def again():
+        async with asyncio.timeout(20):
+            return await work(1)
+
+    assert asyncio.run(again()) == 1
+    assert begun == [1, 1]
+    assert not task.done()
+    task._log_destroy_pending = False  # nobody can end it any longer
+    coroutine = task.get_coro()
+    del task
+    coroutine.close()

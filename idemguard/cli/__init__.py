@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import click
 import rich  # noqa: F401 - whoever lacks it is told now, not halfway
@@ -48,5 +51,7 @@ def main() -> int:
         The exit code.
 
     """
+    if sys.stdout is None:  # it was closed before we began
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
     code: int = command.main(prog_name="idemguard", standalone_mode=False)
     return code

@@ -79,6 +79,8 @@ def tail(task_type: str | None, interval: float, as_json: bool) -> int:
 
     An execution that started and ended between two looks is one line, that of its end.
     """
+    if interval != interval:  # noqa: PLR0124 - what is no number passes every range
+        raise click.BadParameter("nan is no length of time", param_hint="'--interval'")
     on = paper()
     try:
         with opened() as place:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import stat
 import sys
+import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -51,6 +53,8 @@ def writing(name: str | None) -> Iterator[IO[str]]:
             yield file
         return
     path = path.resolve()  # a link stays one
+    ours = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _end) if ours else None  # so that no half file is left
     half = path.with_name(f".{path.name[:100]}.{os.urandom(4).hex()}.tmp")
     try:
         with _opened(name, half, "x") as file:
@@ -64,6 +68,12 @@ def writing(name: str | None) -> Iterator[IO[str]]:
         raise _unwritable(name, error) from error
     finally:
         half.unlink(missing_ok=True)
+        if ours:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _end(*_: object) -> None:
+    raise SystemExit(143)  # as an unhandled SIGTERM tells it
 
 
 def _opened(name: str, path: Path, mode: str) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -51,6 +52,9 @@ def dump(told: object) -> str:
 
 
 # --- a report --------------------------------------------------------------------------------------
+
+FORMULAS = ("=", "+", "-", "@")
+_NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 def report(found: Report) -> dict[str, Any]:
@@ -279,6 +283,8 @@ def _cell(value: object) -> object:
         return "true" if value else "false"
     if isinstance(value, (list, dict)):
         return json.dumps(value, separators=(",", ":"))
-    if isinstance(value, str) and not value.isprintable():
-        return harmless(value)
-    return value
+    if not isinstance(value, str):
+        return value
+    shown = value if value.isprintable() else harmless(value)
+    # a spreadsheet takes such text for a formula
+    return f"'{shown}" if shown.startswith(FORMULAS) and not _NUMBER.fullmatch(shown) else shown

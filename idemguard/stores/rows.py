@@ -180,6 +180,6 @@ def window(row: Sequence[Any]) -> Window:
     """The window in the columns start, span, task_type, agent, and the counters."""
     start, span, task_type, agent, *numbers = row
     counts: Mapping[str, int] = {
-        name: number for name, number in zip(COUNTERS, numbers, strict=True) if number
+        name: int(number) for name, number in zip(COUNTERS, numbers, strict=True) if number
     }
     return Window(Key(start, task_type, agent or None), span, counts)
