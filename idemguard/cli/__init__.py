@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 
@@ -51,7 +52,13 @@ def main() -> int:
         The exit code.
 
     """
-    if sys.stdout is None:  # it was closed before we began
-        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
+    if sys.stdout is not None:
+        return _run()
+    # it was closed before we began
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        return _run()
+
+
+def _run() -> int:
     code: int = command.main(prog_name="idemguard", standalone_mode=False)
     return code
