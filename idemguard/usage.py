@@ -20,7 +20,7 @@ def money(units: int) -> Decimal:
     return Decimal(f"-{text}" if units < 0 else text)
 
 
-MOST = 2**60  # tokens of one report: stores add such counts up to 2**63
+MOST = 2**62  # tokens of one report: stores add such counts up to 2**63
 _TEXTS = ("model", "provider", "response_id")
 TOKENS = (
     "input_tokens",
@@ -65,7 +65,7 @@ class Usage:
                 isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MOST
             ):
                 raise ValueError(
-                    f"{name} must be a whole number of tokens, from 0 to 2**60, not {count!r}"
+                    f"{name} must be a whole number of tokens, from 0 to 2**62, not {count!r}"
                 )
         for name in _TEXTS:
             value = getattr(self, name)
