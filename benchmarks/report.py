@@ -110,7 +110,8 @@ def fill_server(url: str, count: int) -> Store:
     def answers(pipe: Any, commands: list[Any]) -> list[Answer]:
         return [wire.answer(c, r) for c, r in zip(commands, pipe.execute(), strict=True)]
 
-    todo = begins(count, clock)
+    todo, store, sent = begins(count, clock), RedisStore(url), 0
+    client.sadd(wire.NAMESPACES, wire.in_registry("bench"))
     while asked := [begin for _, begin in zip(range(BATCH), todo, strict=False)]:
         pipe = client.pipeline(transaction=False)
         for begin in asked:
@@ -120,9 +121,11 @@ def fill_server(url: str, count: int) -> Store:
         for one in ends:
             send(pipe, one)
         answers(pipe, ends)
-    client.sadd(wire.NAMESPACES, wire.in_registry("bench"))
+        sent += len(asked)
+        if sent % (10 * BATCH) == 0:
+            store.tend(None)  # as it is done every minute where calls are made
     client.close()
-    return RedisStore(url)
+    return store
 
 
 # --- measuring ----------------------------------------------------------------------------------------
