@@ -177,7 +177,12 @@ class Claim:
             return False
         self._ended = True
         told, _, interrupted = drive(settle(end), self._engine.store, self._engine.backlog, no_body)
+        self._seen(end)
         return _was_kept(told, interrupted)
+
+    def _seen(self, end: Complete | Release) -> None:
+        outcome = "executed" if isinstance(end, Complete) else "failed"
+        self._engine.telemetry.settled(self._claim, outcome, end.spent)
 
 
 class FreeClaim(Claim):
@@ -218,6 +223,7 @@ class AsyncClaim(Claim):
         told, _, interrupted = await adrive(
             settle(end), self._engine.aio, self._engine.backlog, no_body
         )
+        self._seen(end)
         return _was_kept(told, interrupted)
 
 
@@ -294,7 +300,8 @@ class Desk:
         job = self.job(task)
         digests = task.digests if self.engine.digests else ()
         ask = job.ask(task.fingerprint, task.digest, worker_id, digests)
-        return replace(ask, address=self.address(task))
+        caller = self.engine.telemetry.present(ask.caller)
+        return replace(ask, address=self.address(task), caller=caller)
 
     def address(self, task: Task) -> Address:
         """Where the task's record stands."""
@@ -389,7 +396,10 @@ class Hand:
             return FreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
         claim = drive(take(desk.ask(task, worker_id)), engine.store, engine.backlog, no_body)
-        return None if claim is None else Claim(engine, desk.job(task), task, claim)
+        if claim is None:
+            return None
+        engine.telemetry.claimed(claim)
+        return Claim(engine, desk.job(task), task, claim)
 
     def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:
         """The result of a task, as soon as it is kept.
@@ -449,7 +459,10 @@ class AsyncHand:
             return AsyncFreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
         claim = await adrive(take(desk.ask(task, worker_id)), engine.aio, engine.backlog, no_body)
-        return None if claim is None else AsyncClaim(engine, desk.job(task), task, claim)
+        if claim is None:
+            return None
+        engine.telemetry.claimed(claim)
+        return AsyncClaim(engine, desk.job(task), task, claim)
 
     async def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:  # noqa: ASYNC109 - the contract's name
         """As `Guard.wait_result`."""

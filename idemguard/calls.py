@@ -39,12 +39,14 @@ from idemguard.outcome import Outcome, declined, is_flow, outcome
 from idemguard.record import Address, Caller, Cause, Claim, Mode
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Awaitable, Callable, Generator
 
     from idemguard.codec import Value
     from idemguard.engine import Engine
     from idemguard.fingerprint import Identified
     from idemguard.guard import Policy, Wish
+    from idemguard.telemetry import Seen
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,34 +102,45 @@ class Job:
 
     def run(self, ask: Ask, body: Callable[[], Any]) -> Outcome[Any]:
         """Perform one call from plain code; the outcome has the value or the error."""
-        return self.end(ask, self._reentrant(ask) or self._driven(ask, body))
+        seen = self.engine.telemetry.call(ask)
+        try:
+            return self.end(seen, self._reentrant(ask) or self._driven(seen, body))
+        finally:
+            seen.left()
 
-    def _driven(self, ask: Ask, body: Callable[[], Any]) -> Reply:
-        flow, engine = self._flow(ask), self.engine
+    def _driven(self, seen: Seen, body: Callable[[], Any]) -> Reply:
+        flow, engine = seen.watch(self._flow(seen.ask)), self.engine
         try:
             return drive(
                 flow,
                 engine.store,
                 engine.backlog,
-                lambda claim, asked: self._body(claim, asked, body),
+                lambda claim, asked: self._body(seen, claim, asked, body),
             )
         except BaseException as error:  # noqa: BLE001 - told like any other end
             return Reply(came_to(error), error=error)
 
     async def arun(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Outcome[Any]:
         """As `run`, from a coroutine."""
-        return self.end(ask, self._reentrant(ask) or await self._adriven(ask, body))
+        loop = need_asyncio()
+        seen = self.engine.telemetry.call(ask)
+        try:
+            return self.end(seen, self._reentrant(ask) or await self._adriven(seen, body, loop))
+        finally:
+            seen.left()
 
-    async def _adriven(self, ask: Ask, body: Callable[[], Awaitable[Any]]) -> Reply:
-        loop, flow, engine = need_asyncio(), self._flow(ask), self.engine
-        net = Net()
+    async def _adriven(
+        self, seen: Seen, body: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop
+    ) -> Reply:
+        ask, engine, net = seen.ask, self.engine, Net()
+        flow = seen.watch(self._flow(ask))
         context.coroutines.add(ask.nonce, loop)
         try:
             return await adrive(
                 flow,
                 engine.aio,
                 engine.backlog,
-                lambda claim, asked: self._abody(claim, asked, body, net),
+                lambda claim, asked: self._abody(seen, claim, asked, body, net),
                 net,
             )
         except GeneratorExit:
@@ -139,31 +152,35 @@ class Job:
 
     # --- streams: entered, and told, by themselves ------------------------------------------------
 
-    def enter(self, ask: Ask, net: Net) -> Entry | Reply:
+    def enter(self, seen: Seen, net: Net) -> Entry | Reply:
         """May this stream execute? Else what the call came to.
 
         Args:
-            ask: which task.
+            seen: the call.
             net: told what is held from now on.
 
         """
+        ask = seen.ask
         if (reply := self._reentrant(ask)) is not None:
             return reply
         asked, engine = time.monotonic(), self.engine
         try:
-            entry = drive(self._entering(ask), engine.store, engine.backlog, no_body, net)
+            flow = seen.watch(self._entering(ask))
+            entry = drive(flow, engine.store, engine.backlog, no_body, net)
         except BaseException as error:  # noqa: BLE001 - told like any other end
             return Reply(came_to(error), error=error)
         return replace(entry, asked=asked) if isinstance(entry, Entry) else entry
 
-    async def aenter(self, ask: Ask, net: Net) -> Entry | Reply:
+    async def aenter(self, seen: Seen, net: Net) -> Entry | Reply:
         """As `enter`, from an async generator."""
+        ask = seen.ask
         if (reply := self._reentrant(ask)) is not None:
             return reply
         asked, loop, engine = time.monotonic(), need_asyncio(), self.engine
         context.coroutines.add(ask.nonce, loop)
         try:
-            entry = await adrive(self._entering(ask), engine.aio, engine.backlog, no_body, net)
+            flow = seen.watch(self._entering(ask))
+            entry = await adrive(flow, engine.aio, engine.backlog, no_body, net)
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - told like any other end
@@ -175,29 +192,29 @@ class Job:
             return _at_once(Entry(ask, unguarded(ask)))
         return enter(ask)
 
-    def tell(self, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
+    def tell(self, seen: Seen, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
         """A stream has ended."""
-        engine = self.engine
+        flow, engine = seen.watch(self._ending(entry)), self.engine
         try:
-            reply = drive(self._ending(entry), engine.store, engine.backlog, lambda *_: ran, net)
+            reply = drive(flow, engine.store, engine.backlog, lambda *_: ran, net)
         except BaseException as error:  # noqa: BLE001 - told like any other end
             reply = Reply("failed", error=error)
-        return self.end(entry.ask, reply)
+        return self.end(seen, reply)
 
-    async def atell(self, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
+    async def atell(self, seen: Seen, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
         """As `tell`, from an async generator."""
 
         async def body(*_: object) -> Ran:
             return ran
 
-        engine = self.engine
+        flow, engine = seen.watch(self._ending(entry)), self.engine
         try:
-            reply = await adrive(self._ending(entry), engine.aio, engine.backlog, body, net)
+            reply = await adrive(flow, engine.aio, engine.backlog, body, net)
         except GeneratorExit:
             raise
         except BaseException as error:  # noqa: BLE001 - told like any other end
             reply = Reply("failed", error=error)
-        return self.end(entry.ask, reply)
+        return self.end(seen, reply)
 
     def _ending(self, entry: Entry) -> Generator[Wish, Any, Reply]:
         return execute(entry, self._encoder(entry.ask), _never)
@@ -213,7 +230,7 @@ class Job:
 
     def refuse(self, error: BaseException) -> None:
         """Tell those who listen of a call that got an error before it could ask."""
-        context.tell(outcome(Reply("refused", error=error), None, self.task_type, ""))
+        self.end(self.engine.telemetry.call(self.ask("")), Reply("refused", error=error))
 
     def _flow(self, ask: Ask) -> Generator[Wish, Any, Reply]:
         if ask.digest is UNSEEN:
@@ -242,11 +259,11 @@ class Job:
 
     # --- the body --------------------------------------------------------------------------------
 
-    def _body(self, claim: Claim, asked: float, body: Callable[[], Any]) -> Ran:
-        execution, beat = self.start(claim, asked)
+    def _body(self, seen: Seen, claim: Claim, asked: float, body: Callable[[], Any]) -> Ran:
+        execution, beat = self.start(seen, claim, asked)
         value, error = None, None
         try:
-            with context.inside(execution):
+            with seen.inside(execution):
                 value = self._whole(body())
         except BaseException as raised:  # noqa: BLE001 - what it means is decided in the flow
             error = raised
@@ -256,12 +273,12 @@ class Job:
             return self.stop(execution, beat, value, hit)
 
     async def _abody(
-        self, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]], net: Net
+        self, seen: Seen, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]], net: Net
     ) -> Ran:
-        execution, beat = self.start(claim, asked)
+        execution, beat = self.start(seen, claim, asked)
         value, error = None, None
         try:
-            with context.inside(execution):
+            with seen.inside(execution):
                 value = await self._awhole(await body())
         except GeneratorExit as dropped:  # nobody is there to be told, but it has run so far
             net.ran = self.stop(execution, beat, None, dropped)
@@ -297,9 +314,11 @@ class Job:
             task_type=self.task_type,
         )
 
-    def start(self, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
+    def start(self, seen: Seen, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
+        """The body is about to start."""
         engine = self.engine
         execution = Current(claim, asked, engine.store, price=engine.price, confirm=self._confirm)
+        seen.executes(execution)
         if execution.parent is not None:
             execution.parent.holds_others()
         if claim.cause is Cause.UNGUARDED:
@@ -330,6 +349,7 @@ class Job:
         if beat is not None:
             beat.stop()
         stopped, execution.ended = execution.ended, True
+        execution.told_lost = None
         if error is None and self.usage is not None:
             self._read_usage(execution, value if seen is None else seen)
         elif error is None:
@@ -395,8 +415,16 @@ class Job:
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def end(self, ask: Ask, reply: Reply) -> Outcome[Any]:
-        value = reply.value
+    def end(self, seen: Seen, reply: Reply, *, hold: bool = False) -> Outcome[Any]:
+        """What people see of a call.
+
+        Args:
+            seen: the call.
+            reply: what it came to.
+            hold: its consumer has yet to read its result.
+
+        """
+        ask, value = seen.ask, reply.value
         if reply.result is not None:
             if (around := context.current()) is not None:
                 around.inside(reply.result.spent)
@@ -412,6 +440,7 @@ class Job:
             self.task_type,
             ask.address.fingerprint,
         )
+        seen.end(reply, hold=hold and reply.error is None)
         context.tell(came_to)
         return came_to
 

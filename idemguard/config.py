@@ -17,6 +17,9 @@ from idemguard.record import Mode
 from idemguard.stores import Client, Store, as_store, open_store
 
 if TYPE_CHECKING:
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import TracerProvider
+
     from idemguard.usage import Price
 
 Seconds: TypeAlias = "float | timedelta"
@@ -57,6 +60,10 @@ class Given(Policies, total=False):
     retention: Seconds | None
     window_retention: Seconds | None
     field_digests: bool | None
+    tracer_provider: TracerProvider | None
+    meter_provider: MeterProvider | None
+    record_exceptions: bool | None
+    gen_ai_usage: bool | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +86,10 @@ class Settings:
     retention: Seconds | None = None  # 24 h
     window_retention: Seconds | None = field(default=8 * DAY)  # None: for ever
     field_digests: bool | None = None  # True
+    tracer_provider: TracerProvider | None = None  # the global one
+    meter_provider: MeterProvider | None = None  # the global one
+    record_exceptions: bool | None = None  # False
+    gen_ai_usage: bool | None = None  # False
 
 
 POLICIES = tuple(sorted(Policies.__optional_keys__))
@@ -117,8 +128,15 @@ def settings(given: Mapping[str, Any]) -> Settings:
         milliseconds("retention", found.retention, least=1)
     if found.window_retention is not None:
         milliseconds("window_retention", found.window_retention, least=1)
-    if found.field_digests not in (None, True, False):
-        raise ConfigurationError(f"field_digests= takes True or False, not {found.field_digests!r}")
+    for name in ("field_digests", "record_exceptions", "gen_ai_usage"):
+        if getattr(found, name) not in (None, True, False):
+            raise ConfigurationError(f"{name}= takes True or False, not {getattr(found, name)!r}")
+    for name, method in (("tracer_provider", "get_tracer"), ("meter_provider", "get_meter")):
+        provider = getattr(found, name)
+        if provider is not None and not callable(getattr(provider, method, None)):
+            raise ConfigurationError(
+                f"{name}= takes a provider of OpenTelemetry, which has {method}(), not {provider!r}"
+            )
     volatile = found.volatile
     if isinstance(volatile, str) or not isinstance(volatile, Collection):
         raise ConfigurationError(f"volatile= takes a collection of names, not {volatile!r}")

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from contextlib import AbstractContextManager, contextmanager, suppress
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from idemguard import log
@@ -67,6 +67,7 @@ class Current:
         "renewed",
         "started",
         "store",
+        "told_lost",
     )
 
     def __init__(
@@ -86,6 +87,7 @@ class Current:
         self._meter = Meter(price, CURRENCY)
         self._recorded: deque[object] = deque(maxlen=RECORDED)
         self._confirm = confirm
+        self.told_lost: Callable[[], None] | None = None
         self.started = time.monotonic()
         self.renewed = asked  # a lease is counted from when it was asked for
 
@@ -127,7 +129,9 @@ class Current:
 
     def lose(self) -> None:
         """The claim is no longer held."""
-        self._lost = True
+        told, self._lost = self._lost, True
+        if not told and self.told_lost is not None:
+            self.told_lost()
 
     def check(self) -> None:
         """Ask before an effect that must not happen twice whether the claim is still held.
@@ -333,6 +337,20 @@ def _set(variable: ContextVar[_T], value: _T) -> Iterator[None]:
 def inside(execution: Current) -> AbstractContextManager[None]:
     """Make an execution the current one."""
     return _set(_current, execution)
+
+
+def enter(execution: Current) -> Token[Current | None]:
+    """As `inside`, from its beginning on; what it gives is for `leave`."""
+    return _current.set(execution)
+
+
+def leave(mark: Token[Current | None]) -> bool:
+    """Its end; whether this is where it was entered: what is dropped is torn down elsewhere."""
+    try:
+        _current.reset(mark)
+    except ValueError:
+        return False
+    return True
 
 
 def record_usage(source: object = None, /, *, aggregate: bool = False, **given: Any) -> None:

@@ -49,6 +49,9 @@ class Engine:
         self.limit = config.limit(settings)
         self.digests = settings.field_digests is not False
         self.backlog = Backlog(self.store)
+        from idemguard.telemetry import Telemetry  # noqa: PLC0415 - the first call loads the API
+
+        self.telemetry = Telemetry(settings, priced=self.price is not None)
         self._aio: AsyncStore | None = None
         self._tending = self._closed = False
         self._lock = threading.Lock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from idemguard import config, engine
@@ -74,6 +75,12 @@ class Guard(Hand):
         window_retention: seconds that sums are kept (8 days), or None: for ever.
         field_digests: whether lines keep a short digest of each field of a payload, by which
             `idemguard explain` finds undeclared volatile fields (True).
+        tracer_provider: of OpenTelemetry, for the spans (the global one); it stays in its process.
+        meter_provider: of OpenTelemetry, for the metrics (the global one); it stays in its process.
+        record_exceptions: whether spans get an exception's message and stack, and not its type
+            alone (False).
+        gen_ai_usage: whether spans repeat the usage as `gen_ai.usage.*` (False), for a backend
+            that sees no other span with these tokens.
 
     Raises:
         ConfigurationError: a value that cannot be; it is named.
@@ -156,7 +163,8 @@ class Guard(Hand):
         return guarded_fn._self_spec.task(receiver, args, kwargs, self)  # noqa: SLF001 - our own
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self.settings,)
+        # providers stay here: in another process the global ones count
+        return _again, (replace(self.settings, tracer_provider=None, meter_provider=None),)
 
 
 def _again(settings: config.Settings) -> Guard:

@@ -66,9 +66,6 @@ def outcome(reply: Reply, result: Any, task_type: str, fingerprint: str) -> Outc
 
     """
     claim = reply.claim
-    leader = None
-    if claim is not None and claim.caller.trace_id and claim.caller.span_id:
-        leader = (claim.caller.trace_id, claim.caller.span_id)
     return Outcome(
         source=reply.source,
         result=result,
@@ -82,7 +79,7 @@ def outcome(reply: Reply, result: Any, task_type: str, fingerprint: str) -> Outc
         runs=reply.runs,
         cause=None if claim is None else claim.cause,
         lost=reply.lost,
-        leader=leader,
+        leader=None if claim is None else claim.caller.trace,
         error=reply.error,
     )
 

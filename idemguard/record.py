@@ -63,6 +63,16 @@ class Address(NamedTuple):
     version: str | None = None
 
 
+def _hex(text: object, digits: int) -> bool:
+    """Whether it is an id as the W3C's trace context has it: lower case, and not all zeros."""
+    return (
+        isinstance(text, str)
+        and len(text) == digits
+        and not set(text) - set("0123456789abcdef")
+        and set(text) != {"0"}
+    )
+
+
 class Caller(NamedTuple):
     """Who asks, and on what occasion; the rules never look at it."""
 
@@ -73,6 +83,15 @@ class Caller(NamedTuple):
     trace_id: str | None = None
     span_id: str | None = None
     digests: tuple[tuple[str, str], ...] = ()  # of the payload's fields
+    trace_flags: int | None = None  # of its span; 1: it was sampled
+
+    @property
+    def trace(self) -> tuple[str, str] | None:
+        """Trace and span id of its span; None where it has none, or what is kept is no id."""
+        trace_id, span_id = self.trace_id, self.span_id
+        if not _hex(trace_id, 32) or not _hex(span_id, 16):
+            return None
+        return str(trace_id), str(span_id)
 
 
 class Claim(NamedTuple):

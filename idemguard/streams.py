@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from idemguard import context
 from idemguard.calls import Job
@@ -188,7 +188,8 @@ class _Run:
 
     def __init__(self, job: Job, ask: Ask, body: Callable[[], Any]) -> None:
         self.job = job
-        self.ask = ask
+        self.seen = job.engine.telemetry.call(ask)
+        self.ask = ask = self.seen.ask
         self.net = Net()
         self._body = body
         self._inner: Any = None
@@ -208,9 +209,9 @@ class _Run:
     def kept(self, entry: Entry | Reply) -> Track | None:
         """What is replayed; None: it executes from now on."""
         if not isinstance(entry, Entry):
-            return _track(self.job.end(self.ask, entry))
+            return _track(self.job.end(self.seen, entry, hold=True))
         self._entry = entry
-        self._execution, self._beat = self.job.start(entry.claim, entry.asked)
+        self._execution, self._beat = self.job.start(self.seen, entry.claim, entry.asked)
         self.net.ran = Ran()  # from now on its line is kept
         _living.add(self)
         return None
@@ -218,8 +219,8 @@ class _Run:
     def outlast(self, loop: asyncio.AbstractEventLoop) -> None:
         """An async generator whose loop is closed is dropped without a word to it."""
         stop = partial(self.job.stop, self._execution, self._beat, None, LeftError())
-        rest = self.job, self.net, stop, self._pid
-        self._dropped = weakref.finalize(self, _dropped, loop, *rest)
+        rest = self.job, self.net, stop, self._pid, partial(self.seen.left, LeftError())
+        self._dropped = weakref.finalize(self, _dropped, loop, rest)
         self._dropped.atexit = False
 
     # --- one step: the only time that its execution is the current one ----------------------------
@@ -227,7 +228,7 @@ class _Run:
     def step(self) -> Any:
         """The next chunk."""
         self._here()
-        with context.inside(self._execution):
+        with self.seen.inside(self._execution):
             if self._inner is None:
                 self._inner = self._body()
             return next(self._inner)
@@ -236,7 +237,7 @@ class _Run:
         """The next chunk."""
         self._here()
         self._stepping = True
-        with context.inside(self._execution):
+        with self.seen.inside(self._execution):
             if self._inner is None:
                 self._inner = self._body()
             chunk = await anext(self._inner)
@@ -266,18 +267,22 @@ class _Run:
         """It was consumed whole."""
         if self._seen is None:
             self._execution.returned(returned)
-        _track(self.job.tell(self._entry, self._ran(self._recorder.track(returned)), self.net))
+        _track(
+            self.job.tell(
+                self.seen, self._entry, self._ran(self._recorder.track(returned)), self.net
+            )
+        )
 
     async def aend(self) -> None:
         """As `end`."""
         ran = self._ran(self._recorder.track(None))
-        _track(await self.job.atell(self._entry, ran, self.net))
+        _track(await self.job.atell(self.seen, self._entry, ran, self.net))
 
     def fail(self, error: BaseException) -> None:
         """It raised, or was left."""
         amid = isinstance(error, GeneratorExit) and _amid()
         try:
-            with context.inside(self._execution), suppress(Exception):
+            with self.seen.inside(self._execution), suppress(Exception):
                 self._inner.close()  # its consumer is told of what ended it first
         finally:
             if self._forked():
@@ -291,7 +296,7 @@ class _Run:
 
     def _tell(self, error: BaseException) -> None:
         ran = self._ran(None, error)
-        _interrupted(self.job.tell(self._entry, ran, self.net), ran)
+        _interrupted(self.job.tell(self.seen, self._entry, ran, self.net), ran)
 
     def _tell_aside(self, error: BaseException) -> None:
         try:
@@ -305,12 +310,12 @@ class _Run:
         if isinstance(error, GeneratorExit) and self._stepping:
             return  # dropped while it awaited, it can await nothing more
         try:
-            with context.inside(self._execution), suppress(Exception):
+            with self.seen.inside(self._execution), suppress(Exception):
                 await self._inner.aclose()
         finally:
             if not self._forked():
                 ran = self._ran(None, error)
-                _interrupted(await self.job.atell(self._entry, ran, self.net), ran)
+                _interrupted(await self.job.atell(self.seen, self._entry, ran, self.net), ran)
 
     def _ran(self, track: Track | None, error: BaseException | None = None) -> Ran:
         if isinstance(error, GeneratorExit):  # in whatever way it was left, that is a failed call
@@ -334,6 +339,8 @@ class _Run:
             self._dropped.detach()
         if self.net.claim is not None and not self._forked():
             self._give_back()
+        if not self.seen.over:
+            _safely(self.seen.left, LeftError())
         self.net.ran = None  # an error's traceback holds this, and must not be held by it
 
     def _give_back(self) -> None:
@@ -342,13 +349,16 @@ class _Run:
         _safely(self.net.give_back, self.job.engine.store, self.job.engine.backlog)
 
 
-def _dropped(
-    loop: asyncio.AbstractEventLoop, job: Job, net: Net, stop: Callable[[], Ran], pid: int
-) -> None:
+_Rest: TypeAlias = tuple[Job, Net, Callable[[], Ran], int, Callable[[], None]]
+
+
+def _dropped(loop: asyncio.AbstractEventLoop, rest: _Rest) -> None:
+    job, net, stop, pid, left = rest
     if net.claim is not None and loop.is_closed() and os.getpid() == pid:
         context.coroutines.remove(net.claim.nonce.partition(".")[0])
         net.ran = stop()
         _safely(net.give_back, job.engine.store, job.engine.backlog)
+    _safely(left)
 
 
 _living: weakref.WeakSet[_Run] = weakref.WeakSet()
@@ -374,7 +384,7 @@ def stream(
     """
     run = _Run(job, ask, body)
     try:
-        track = run.kept(job.enter(ask, run.net))
+        track = run.kept(job.enter(run.seen, run.net))
         if track is not None:
             for chunk in track:
                 _refuse((yield chunk))
@@ -402,7 +412,7 @@ async def astream(
     """One call of an async generator function, as `stream`."""
     run = _Run(job, ask, body)
     try:
-        track = run.kept(await job.aenter(ask, run.net))
+        track = run.kept(await job.aenter(run.seen, run.net))
         if track is not None:
             for chunk in track:
                 _refuse((yield chunk))
@@ -454,6 +464,7 @@ _BODIES = {
     code.__code__
     for code in (Job._body, Job._abody, _Run.step, _Run.astep)  # noqa: SLF001 - our own
 }
+_LOCKING = ("idemguard.", "opentelemetry.sdk.", "opentelemetry.exporter.")
 _LOCKLESS = {"idemguard.calls", "idemguard.spec", "idemguard.streams"}
 
 
@@ -465,7 +476,7 @@ def _amid() -> bool:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell
     while frame is not None and frame.f_code not in _BODIES:
         name = str(frame.f_globals.get("__name__"))
-        if name.startswith("idemguard.") and name not in _LOCKLESS:
+        if name.startswith(_LOCKING) and name not in _LOCKLESS:
             return True
         frame = frame.f_back
     return False

@@ -126,9 +126,9 @@ def _source(where: Address, source: str) -> tuple[Claim, Spent]:
 
 def _claim(where: Address, source: list[Any]) -> Claim:
     token, nonce, cause, generation, started, holds, caller = source
-    *about, digests = caller
+    *about, digests = caller[:7]
     pairs = tuple([(name, digest) for name, digest in digests])
-    who = Caller._make((*about, pairs))
+    who = Caller._make((*about, pairs, *caller[7:]))
     return Claim(where, token, nonce, Cause(cause), generation, started, holds, who)
 
 

@@ -143,9 +143,9 @@ def _text(text: str) -> str:
 
 
 def _rest(caller: Caller) -> str:
-    if caller[3:] == (None, None, None, ()):
+    if caller[3:] == (None, None, None, (), None):
         return ""
-    return _json(caller[3:])
+    return _json(caller[3:7] if caller.trace_flags is None else caller[3:])
 
 
 def spent_text(spent: Spent) -> str:
@@ -327,9 +327,9 @@ def claim(where: Address, source: str) -> Claim:
     if rest is None:
         who = Caller(task_type, worker, agent)
     else:
-        parent, trace_id, span_id, digests = rest
+        parent, trace_id, span_id, digests, *flags = rest
         pairs = tuple([(n, d) for n, d in digests])
-        who = Caller(task_type, worker, agent, parent, trace_id, span_id, pairs)
+        who = Caller(task_type, worker, agent, parent, trace_id, span_id, pairs, *flags)
     return Claim(where, token, nonce, _causes[cause], generation, started, holds, who)
 
 

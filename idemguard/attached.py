@@ -1,0 +1,56 @@
+"""Which execution is current, in OpenTelemetry's context too, which instrumentations carry on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from opentelemetry import context as otel
+
+from idemguard import context
+
+if TYPE_CHECKING:
+    from idemguard.context import Current
+
+_EXECUTION = otel.create_key("idemguard.execution")
+
+
+class Attached:
+    """An execution, and the span of its call, are the current ones here.
+
+    A coroutine or a stream that is dropped is torn down in another context, where nothing of it
+    is current: there is nothing to detach then, and OpenTelemetry would log an error at it.
+
+    Args:
+        execution: which.
+        within: what `Attached.context` made of it.
+
+    """
+
+    __slots__ = ("_execution", "_mark", "_token", "_within")
+
+    def __init__(self, execution: Current, within: otel.Context) -> None:
+        self._execution = execution
+        self._within = within
+
+    @staticmethod
+    def context(execution: Current, around: otel.Context) -> otel.Context:
+        """A context of OpenTelemetry that names an execution."""
+        return otel.set_value(_EXECUTION, execution, around)
+
+    def __enter__(self) -> None:
+        self._token = otel.attach(self._within)
+        self._mark = context.enter(self._execution)
+
+    def __exit__(self, *_: object) -> None:
+        if context.leave(self._mark):
+            otel.detach(self._token)
+
+
+def execution_of(within: otel.Context | None) -> Current | None:
+    """The execution that a context of OpenTelemetry belongs to; None outside of one.
+
+    Args:
+        within: the context, as it is handed on to threads; None: the present one.
+
+    """
+    return cast("Current | None", otel.get_value(_EXECUTION, within))

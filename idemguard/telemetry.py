@@ -1,0 +1,597 @@
+"""How a call is seen from outside: its span, its links, its metrics; by opentelemetry-api alone.
+
+The ledger is the record, this is a view of it: whatever a tracer or a meter does, no call and no
+count changes. Nothing of a payload, a result or an exception's text goes out.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from functools import wraps
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from opentelemetry import context as otel
+from opentelemetry import metrics, trace
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from idemguard import context, log
+from idemguard.attached import Attached
+from idemguard.claim import Begin, Claimed, Complete, InFlight, Release
+from idemguard.errors import StoreError, WaitTimeoutError
+from idemguard.forks import on_fork
+from idemguard.guard import Look, OutOfScope, Owe
+from idemguard.pricing import CURRENCY
+from idemguard.record import DUPLICATES, Cause
+from idemguard.record import Status as Stands
+from idemguard.windows import OUTCOMES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from contextlib import AbstractContextManager
+
+    from idemguard.config import Settings
+    from idemguard.context import Current
+    from idemguard.guard import Ask, Reply, Wish
+    from idemguard.record import Caller, Claim
+    from idemguard.span_usage import UsageSpanProcessor as UsageSpanProcessor  # noqa: PLC0414 - public here
+    from idemguard.usage import Spent
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+SCOPE = "idemguard"  # of the tracer and the meter
+
+# --- names: docs/telemetry.md tells each with its type, unit and an example ---------------------------
+
+TASK_TYPE = "idemguard.task.type"
+FINGERPRINT = "idemguard.fingerprint"  # the 16 digits that people are shown
+WORKER = "idemguard.worker"
+AGENT = "gen_ai.agent.name"
+OUTCOME = "idemguard.outcome"
+CAUSE = "idemguard.cause"
+EXECUTION_ID = "idemguard.execution.id"
+WAIT_DURATION = "idemguard.wait.duration"  # a span's attribute, and a metric; s
+USAGE = "idemguard.usage."  # and a field of `Usage`
+COST_AMOUNT = "idemguard.cost.amount"
+COST_CURRENCY = "idemguard.cost.currency"
+SAVED = "idemguard.saved."  # and a field of `Usage`
+SAVED_AMOUNT = "idemguard.saved.cost.amount"
+SAVED_CURRENCY = "idemguard.saved.cost.currency"
+LEADER_TRACE_ID = "idemguard.leader.trace_id"
+LEADER_SPAN_ID = "idemguard.leader.span_id"
+LINK_TYPE = "idemguard.link.type"  # leader, or lost
+REASON = "idemguard.reason"  # of an event
+ERROR_TYPE = "error.type"
+TOKEN_TYPE = "gen_ai.token.type"  # noqa: S105 - input or output
+# of a call that executed, where `gen_ai_usage` is on: as the semantic conventions name them
+GEN_AI = {
+    "input_tokens": "gen_ai.usage.input_tokens",
+    "output_tokens": "gen_ai.usage.output_tokens",
+    "cache_read_tokens": "gen_ai.usage.cache_read.input_tokens",
+    "cache_write_tokens": "gen_ai.usage.cache_creation.input_tokens",
+}
+
+SPAN = "idemguard {}"
+WAIT_SPAN = "idemguard wait"
+
+LOST = "idemguard.lost"  # events
+FALLBACK = "idemguard.fallback"
+DECLINED = "idemguard.declined"
+STORE_FAILED = "idemguard.store_failed"
+
+CALLS = "idemguard.calls"  # metrics
+EXECUTIONS = "idemguard.executions"
+DUPLICATED = "idemguard.duplicates"
+USAGE_TOKENS = "idemguard.usage.tokens"
+USAGE_COST = "idemguard.usage.cost"
+SAVED_TOKENS = "idemguard.saved.tokens"
+SAVED_COST = "idemguard.saved.cost"
+CALL_DURATION = "idemguard.call.duration"
+
+FIELDS = (
+    "input_tokens", "output_tokens", "total_tokens", "cache_read_tokens", "cache_write_tokens",
+    "reasoning_tokens",
+)  # fmt: skip
+AGENTS = 50  # names that metrics tell apart; the rest is `other`
+OTHER = "other"
+# s: from a kept result to a run of an hour
+DURATIONS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600,
+)  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """`UsageSpanProcessor`, which alone needs the SDK."""
+    if name != "UsageSpanProcessor":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        from idemguard.span_usage import UsageSpanProcessor  # noqa: PLC0415 - loads the SDK
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("opentelemetry"):
+            raise
+        raise ModuleNotFoundError(
+            "UsageSpanProcessor needs opentelemetry-sdk: install idemguard[otlp]", name=error.name
+        ) from error
+    return UsageSpanProcessor
+
+
+def _harmless(
+    method: Callable[Concatenate[S, P], None],
+) -> Callable[Concatenate[S, P], None]:
+    """The same method; what an exporter or a sampler raises is told in the log, and goes no further."""
+
+    @wraps(method)
+    def called(self: S, /, *args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            method(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - a call is not to fail for being watched
+            log.warn("telemetry", "telemetry failed: %s", type(error).__qualname__)
+
+    return called
+
+
+class Telemetry:
+    """The spans and metrics of one guard.
+
+    Args:
+        settings: name the providers; the global ones count where they name none.
+        priced: whether costs are known at all.
+
+    """
+
+    def __init__(self, settings: Settings, *, priced: bool) -> None:
+        version = _version()
+        self._meters = settings.meter_provider
+        self.tracer = trace.get_tracer(SCOPE, version, settings.tracer_provider)
+        self.record_exceptions = settings.record_exceptions is True
+        self.gen_ai_usage = settings.gen_ai_usage is True
+        self._priced = priced
+        meter = metrics.get_meter(SCOPE, version, settings.meter_provider)
+        count, spread = meter.create_counter, meter.create_histogram
+        self.calls = count(CALLS, "{call}", "Calls that ended, by what they came to.")
+        self.executions = count(EXECUTIONS, "{execution}", "Bodies that started, by their cause.")
+        self.duplicates = count(
+            DUPLICATED, "{execution}", "Executions beside a result or a leader, or unseen."
+        )
+        self.tokens = count(USAGE_TOKENS, "{token}", "Tokens that executions spent.")
+        self.cost = count(USAGE_COST, CURRENCY, "What these tokens cost.")
+        self.saved_tokens = count(
+            SAVED_TOKENS, "{token}", "Tokens that reused calls did not spend."
+        )
+        self.saved_cost = count(SAVED_COST, CURRENCY, "What these tokens would have cost.")
+        self.duration = spread(
+            CALL_DURATION, "s", "How long calls took, waiting and execution included.",
+            explicit_bucket_boundaries_advisory=DURATIONS,
+        )  # fmt: skip
+        self.waits = spread(
+            WAIT_DURATION, "s", "How long calls waited that found a living leader.",
+            explicit_bucket_boundaries_advisory=DURATIONS,
+        )  # fmt: skip
+        self._lock = threading.RLock()  # a stream that is collected may come here while it is held
+        self._agents: set[str] = set()
+        self._begun: set[tuple[str, str | None]] = set()
+        self._provider: object = None
+        on_fork(self)
+
+    def forked(self) -> None:
+        """A thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
+
+    # --- calls ---------------------------------------------------------------------------------------
+
+    def call(self, ask: Ask) -> Seen:
+        """A call begins."""
+        seen = Seen(self, ask)
+        seen.start()
+        return seen
+
+    def present(self, caller: Caller) -> Caller:
+        """Who claims by hand: what executes is the span that is current."""
+        found = trace.get_current_span()
+        return _traced(caller, found.get_span_context()) if found.is_recording() else caller
+
+    @_harmless
+    def claimed(self, claim: Claim) -> None:
+        """A claim was taken by hand."""
+        self.begin(claim.caller)
+        self.executes(claim, None)
+
+    @_harmless
+    def settled(self, claim: Claim, outcome: str, spent: Spent) -> None:
+        """A claim that was held by hand has ended."""
+        labels = self.labels(claim.caller)
+        self.calls.add(1, labels | {OUTCOME: outcome})
+        self.spends(labels, spent, None)
+
+    # --- metrics -------------------------------------------------------------------------------------
+
+    def labels(self, caller: Caller) -> dict[str, str]:
+        """Task type and agent, as counters tell them apart."""
+        agent = self._agent(caller.agent)
+        return {TASK_TYPE: caller.task_type} | ({} if agent is None else {AGENT: agent})
+
+    def _agent(self, name: str | None) -> str | None:
+        if name is None or name in self._agents:
+            return name
+        with self._lock:
+            if len(self._agents) < AGENTS:
+                self._agents.add(name)
+        return name if name in self._agents else OTHER
+
+    def begin(self, caller: Caller) -> None:
+        """The first call of a task type, and of an agent: every series that it may have is there."""
+        provider = metrics.get_meter_provider() if self._meters is None else self._meters
+        if provider is not self._provider:  # set late: what was told to none before it is not there
+            self._provider, self._begun = provider, set()
+        agent = self._agent(caller.agent)
+        if (caller.task_type, agent) in self._begun:
+            return
+        self._begun.add((caller.task_type, agent))
+        labels = self.labels(caller)
+        for outcome in OUTCOMES:
+            self.calls.add(0, labels | {OUTCOME: outcome})
+        for cause in Cause:
+            self.executions.add(0, labels | {CAUSE: str(cause)})
+        for cause in sorted(DUPLICATES):
+            self.duplicates.add(0, labels | {CAUSE: str(cause)})
+        for kind in ("input", "output"):
+            self.tokens.add(0, labels | {TOKEN_TYPE: kind})
+            self.saved_tokens.add(0, labels | {TOKEN_TYPE: kind})
+        if self._priced:
+            self.cost.add(0, labels)
+            self.saved_cost.add(0, labels)
+
+    def executes(self, claim: Claim, within: otel.Context | None) -> None:
+        """A body starts."""
+        labels = self.labels(claim.caller) | {CAUSE: str(claim.cause)}
+        self.executions.add(1, labels, within)
+        if claim.cause in DUPLICATES:
+            self.duplicates.add(1, labels, within)
+
+    def spends(
+        self,
+        labels: dict[str, str],
+        spent: Spent,
+        within: otel.Context | None,
+        *,
+        saved: bool = False,
+    ) -> None:
+        """Tokens and money of an execution, or what a reused result saved."""
+        tokens, cost = (self.saved_tokens, self.saved_cost) if saved else (self.tokens, self.cost)
+        usage = spent.usage
+        if usage is not None:
+            for kind in ("input", "output"):
+                if amount := getattr(usage, f"{kind}_tokens"):
+                    tokens.add(amount, labels | {TOKEN_TYPE: kind}, within)
+        if spent.price:
+            cost.add(float(spent.price), labels, within)
+
+
+class Seen:
+    """One call, as it is seen from outside.
+
+    Attributes:
+        ask: the call's question; it names the call's span, where there is one.
+        over: whether its end was told.
+
+    """
+
+    __slots__ = (
+        "_beside",
+        "_context",
+        "_found",
+        "_held",
+        "_leaders",
+        "_lost",
+        "_pid",
+        "_span",
+        "_spent",
+        "_started",
+        "_telemetry",
+        "_waiting",
+        "_within",
+        "ask",
+        "over",
+    )
+
+    def __init__(self, telemetry: Telemetry, ask: Ask) -> None:
+        self.ask = ask
+        self._telemetry = telemetry
+        self._started = time.monotonic()
+        self._pid = os.getpid()
+        self._span: trace.Span = trace.INVALID_SPAN
+        self._context: otel.Context | None = None  # with the call's span, where there is one
+        self._within: otel.Context | None = None  # with its execution too
+        self._waiting: tuple[str, trace.Span] | None = None  # for whom, and the span of it
+        self._beside: Caller | None = None  # the leader that was waited for last
+        self._leaders: set[str] = set()  # ids that are linked to
+        self._found = False  # a living leader
+        self._lost = False  # it was told
+        self._held = False  # all is said, but a consumer still reads
+        self.over = False
+        self._spent: Callable[[], Spent] | None = None
+
+    @_harmless
+    def start(self) -> None:
+        """It begins."""
+        telemetry, caller = self._telemetry, self.ask.caller
+        around = otel.get_current()
+        about = {TASK_TYPE: caller.task_type, WORKER: caller.worker}
+        if self.ask.address.fingerprint:
+            about[FINGERPRINT] = self.ask.address.fingerprint[:16]
+        if caller.agent is not None:
+            about[AGENT] = caller.agent
+        span = telemetry.tracer.start_span(
+            SPAN.format(caller.task_type), around, SpanKind.INTERNAL, about
+        )
+        own = span.get_span_context()
+        if (
+            own.is_valid
+            and own.span_id != trace.get_current_span(around).get_span_context().span_id
+        ):
+            self._span, self._context = span, trace.set_span_in_context(span, around)
+            self.ask = replace(self.ask, caller=_traced(caller, own))
+        telemetry.begin(caller)
+
+    # --- while it goes on ------------------------------------------------------------------------------
+
+    def inside(self, execution: Current) -> AbstractContextManager[None]:
+        """Make an execution the current one, and its span that of what happens inside."""
+        if self._context is None:
+            return context.inside(execution)
+        if self._within is None:
+            self._within = Attached.context(execution, self._context)
+        return Attached(execution, self._within)
+
+    @_harmless
+    def executes(self, execution: Current) -> None:
+        """Its body starts."""
+        self._spent = execution.spent
+        execution.told_lost = self.lost
+        self._telemetry.executes(execution.claim, self._context)
+
+    @_harmless
+    def lost(self) -> None:
+        """Its claim is no longer held."""
+        if not self._lost and not self.over:
+            self._lost = True
+            self._event(LOST, "its lease ran out before it was renewed, or it was forgotten")
+
+    def watch(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
+        """The same flow; what it asks and is answered is seen."""
+        return self._watched(flow) if self._span.is_recording() else flow
+
+    def _watched(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
+        try:
+            wish = next(flow)
+            while True:
+                self._asks(wish)
+                try:
+                    answer = yield wish
+                    if isinstance(answer, Claimed) and answer.claim.cause is Cause.LOST:
+                        yield from self._lost_before(answer.claim)
+                except GeneratorExit:
+                    flow.close()
+                    raise
+                except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
+                    wish = flow.throw(error)
+                else:
+                    self._answered(wish, answer)
+                    wish = flow.send(answer)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            self._waited()
+
+    @_harmless
+    def _asks(self, wish: Wish) -> None:
+        if not isinstance(wish, Owe):
+            return
+        command = wish.command
+        if not isinstance(command, (Complete, Release)):
+            self._event(STORE_FAILED, "no claim could be had")
+        elif command.claim.cause is not Cause.UNGUARDED:  # that one is told in any case later
+            self._event(STORE_FAILED, "the end of its execution is told later")
+
+    @_harmless
+    def _answered(self, wish: Wish, answer: object) -> None:
+        if not isinstance(wish, Begin):
+            return
+        if isinstance(answer, InFlight):
+            self._waits(answer.holder)
+            return
+        self._waited()
+        if isinstance(answer, Claimed) and answer.claim.cause is Cause.FALLBACK:
+            self._event(FALLBACK, "its leader took longer than wait_timeout")
+
+    def _waits(self, holder: Claim) -> None:
+        self._found, self._beside = True, holder.caller
+        if self._waiting is not None and self._waiting[0] == holder.id:
+            return
+        self._waited()
+        caller = self.ask.caller
+        about = {TASK_TYPE: caller.task_type, FINGERPRINT: self.ask.address.fingerprint[:16]}
+        span = self._telemetry.tracer.start_span(WAIT_SPAN, self._context, SpanKind.INTERNAL, about)
+        self._waiting = holder.id, span
+        _link(span, holder.caller, "leader")
+        self._links(holder)
+
+    def _waited(self) -> None:
+        if self._waiting is not None:
+            span, self._waiting = self._waiting[1], None
+            if os.getpid() == self._pid:
+                span.end()
+
+    def _links(self, leader: Claim) -> None:
+        if leader.id not in self._leaders:
+            self._leaders.add(leader.id)
+            _link(self._span, leader.caller, "leader")
+
+    def _lost_before(self, claim: Claim) -> Generator[Wish, Any, None]:
+        """Link to the execution that this one takes over from."""
+        try:
+            record, now = yield Look(claim.address)
+        except StoreError:
+            return
+        before = [
+            line for line in record.lines
+            if line.claim.token < claim.token and line.told(now) is Stands.LOST
+        ]  # fmt: skip
+        if before:
+            _link(self._span, max(before, key=lambda line: line.claim.token).claim.caller, "lost")
+
+    def _event(self, name: str, reason: str, **about: str) -> None:
+        self._span.add_event(name, {REASON: reason} | about)
+
+    # --- the end ---------------------------------------------------------------------------------------
+
+    def end(self, reply: Reply, *, hold: bool = False) -> None:
+        """It has come to this.
+
+        Args:
+            reply: what it came to.
+            hold: its consumer has yet to read, so that the span is not over before `left`.
+
+        """
+        if self.over or self._held or os.getpid() != self._pid:
+            return
+        self._held = hold
+        self.over = not hold
+        self._spent = None
+        self._tell(reply)
+        if not hold:
+            self._close()
+
+    def left(self, error: BaseException | None = None) -> None:
+        """Nobody is there any more: it ends now, if it has not.
+
+        Args:
+            error: that it was left with, or None.
+
+        """
+        if self.over or os.getpid() != self._pid:
+            return
+        self.over = True
+        if not self._held:
+            self._gone(error)
+        self._spent = None
+        self._close()
+
+    @_harmless
+    def _close(self) -> None:
+        self._waited()
+        self._span.end()
+
+    @_harmless
+    def _gone(self, error: BaseException | None) -> None:
+        telemetry = self._telemetry
+        labels, spent = telemetry.labels(self.ask.caller), self._spent
+        telemetry.calls.add(1, labels | {OUTCOME: "failed"}, self._context)
+        self._failed("GeneratorExit" if error is None else type(error).__qualname__)
+        self._span.set_attribute(OUTCOME, "failed")
+        self._durations("failed", 0.0)
+        if spent is not None:
+            self._spends(labels, spent())
+
+    @_harmless
+    def _tell(self, reply: Reply) -> None:
+        telemetry, span, source = self._telemetry, self._span, reply.source
+        labels, error = telemetry.labels(self.ask.caller), reply.error
+        telemetry.calls.add(1, labels | {OUTCOME: source}, self._context)
+        self._durations(source, reply.waited / 1000, timed_out=isinstance(error, WaitTimeoutError))
+        span.set_attribute(OUTCOME, source)
+        if reply.claim is not None:
+            span.set_attribute(EXECUTION_ID, reply.claim.id)
+            span.set_attribute(CAUSE, str(reply.claim.cause))
+        if reply.waited:
+            span.set_attribute(WAIT_DURATION, reply.waited / 1000)
+        leader = None
+        if reply.result is not None:
+            leader = reply.result.claim.caller
+            self._links(reply.result.claim)
+        elif source == "fallback" or isinstance(error, WaitTimeoutError):
+            leader = self._beside
+        if leader is not None and leader.trace is not None:
+            span.set_attribute(LEADER_TRACE_ID, leader.trace[0])
+            span.set_attribute(LEADER_SPAN_ID, leader.trace[1])
+        if reply.lost and not self._lost:
+            self._event(LOST, "its lease ran out before its end")
+        if source == "declined":
+            raised = isinstance(error, OutOfScope)
+            self._event(
+                DECLINED, "it raised OutOfScope" if raised else "its status is out_of_scope"
+            )
+        elif error is not None:
+            self._failed(type(error).__qualname__)
+            if telemetry.record_exceptions:
+                span.record_exception(error)
+        if source == "reused":
+            telemetry.spends(labels, reply.spent, self._context, saved=True)
+            _amounts(span, reply.spent, SAVED)
+        elif source != "refused":
+            self._spends(labels, reply.spent)
+
+    def _spends(self, labels: dict[str, str], spent: Spent) -> None:
+        self._telemetry.spends(labels, spent, self._context)
+        _amounts(self._span, spent, USAGE)
+        if self._telemetry.gen_ai_usage and spent.usage is not None:
+            for field, name in GEN_AI.items():
+                if (amount := getattr(spent.usage, field)) is not None:
+                    self._span.set_attribute(name, amount)
+
+    def _failed(self, error_type: str) -> None:
+        self._span.set_attribute(ERROR_TYPE, error_type)
+        self._span.set_status(Status(StatusCode.ERROR))
+
+    def _durations(self, source: str, waited: float, *, timed_out: bool = False) -> None:
+        telemetry, task_type = self._telemetry, self.ask.caller.task_type
+        labels = {TASK_TYPE: task_type, OUTCOME: source}
+        telemetry.duration.record(time.monotonic() - self._started, labels, self._context)
+        if self._found or waited or source == "fallback" or timed_out:
+            telemetry.waits.record(waited, labels, self._context)
+
+
+def _traced(caller: Caller, span: SpanContext) -> Caller:
+    return caller._replace(
+        trace_id=trace.format_trace_id(span.trace_id),
+        span_id=trace.format_span_id(span.span_id),
+        trace_flags=int(span.trace_flags),
+    )
+
+
+def _link(span: trace.Span, to: Caller, kind: str) -> None:
+    """Link to another call's span; not where it has none, or what was kept of it is no id."""
+    if to.trace is None:
+        return
+    trace_id, span_id = to.trace
+    flags = to.trace_flags if isinstance(to.trace_flags, int) else 0
+    there = SpanContext(
+        int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(flags & 0xFF)
+    )
+    span.add_link(there, {LINK_TYPE: kind})
+
+
+def _amounts(span: trace.Span, spent: Spent, prefix: str) -> None:
+    usage = spent.usage
+    if usage is not None:
+        for field in FIELDS:
+            if (amount := getattr(usage, field)) is not None:
+                span.set_attribute(prefix + field, amount)
+    if spent.price is not None:
+        amount_name, currency_name = (
+            (SAVED_AMOUNT, SAVED_CURRENCY) if prefix == SAVED else (COST_AMOUNT, COST_CURRENCY)
+        )
+        span.set_attribute(amount_name, float(spent.price))
+        span.set_attribute(currency_name, spent.currency or CURRENCY)
+
+
+def _version() -> str:
+    try:
+        return metadata.version("idemguard")
+    except metadata.PackageNotFoundError:  # run from a tree that is not installed
+        return ""
