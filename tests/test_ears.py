@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 import threading
 
 import pytest
@@ -156,3 +158,22 @@ def test_who_comes_while_a_channel_is_given_up_keeps_it(clients):
         assert all(ear.subscription.hears("idemguard:c") for ear in ears._ears.values())
     finally:
         ears.close()
+
+
+def test_it_is_heard_where_many_descriptors_are_open(clients):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY)]
+    ears = Ears(clients, listener := Hearing())
+    try:
+        while opened[-1] <= 1024:  # more than select() knows
+            opened.append(os.dup(opened[0]))
+        ears.listen("c")
+        clients.plain().publish("c", "hint")
+        assert listener.hints.acquire(timeout=LONG)
+    finally:
+        ears.close()
+        for descriptor in opened:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

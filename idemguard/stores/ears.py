@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
-import select
+import selectors
 import socket
 import threading
 import time
@@ -119,6 +119,18 @@ def _words(pubsub: Any, word: str, *, cluster: bool) -> Callable[..., Any]:
     name = f"s{word}" if cluster else word
     # valkey-py's asyncio PubSub has no method for shards
     return getattr(pubsub, name, None) or partial(pubsub.execute_command, name.upper())
+
+
+# select() knows no descriptor above 1023, which a busy server has
+_Selector: Any = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+def _readable(seconds: float, *sockets: socket.socket) -> list[Any]:
+    """Those that there is something to read from, as soon as there is, or after so many seconds."""
+    with _Selector() as selector:
+        for each in sockets:
+            selector.register(each, selectors.EVENT_READ)
+        return [key.fileobj for key, _ in selector.select(seconds)]
 
 
 def _kind(message: dict[str, Any]) -> str:
@@ -315,14 +327,12 @@ class _Ear:
     def _await(self, connection: Any) -> None:
         hearing = getattr(connection, "_sock", None)
         if isinstance(hearing, socket.socket) and hearing.fileno() >= 0:
-            ready, _, _ = select.select([hearing, self._mine], [], [], TICK)
-            self._drain(self._mine in ready)
+            self._drain(self._mine in _readable(TICK, hearing, self._mine))
         else:
             self._rest(POLL)
 
     def _rest(self, seconds: float) -> None:
-        ready, _, _ = select.select([self._mine], [], [], seconds)
-        self._drain(bool(ready))
+        self._drain(bool(_readable(seconds, self._mine)))
 
     def _drain(self, nudged: bool) -> None:
         if nudged:
