@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, cast
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel
+from opentelemetry import trace
 
 from idemguard import context
 
 if TYPE_CHECKING:
     from idemguard.context import Current
 
+_bodies: WeakKeyDictionary[trace.Span, Current] = WeakKeyDictionary()  # by the call's span
 _EXECUTION = otel.create_key("idemguard.execution")
 
 
@@ -35,6 +39,8 @@ class Attached:
     @staticmethod
     def context(execution: Current, around: otel.Context) -> otel.Context:
         """A context of OpenTelemetry that names an execution."""
+        with suppress(TypeError):  # a tracer of somebody's own, whose spans cannot be referred to
+            _bodies[trace.get_current_span(around)] = execution
         return otel.set_value(_EXECUTION, execution, around)
 
     def __enter__(self) -> None:
@@ -53,4 +59,8 @@ def execution_of(within: otel.Context | None) -> Current | None:
         within: the context, as it is handed on to threads; None: the present one.
 
     """
+    with suppress(TypeError):
+        # a thread may have been handed the span of the call alone
+        if (found := _bodies.get(trace.get_current_span(within))) is not None:
+            return found
     return cast("Current | None", otel.get_value(_EXECUTION, within))

@@ -25,6 +25,7 @@ from idemguard.errors import (
 from idemguard.guard import (
     Ask,
     Entry,
+    OutOfScope,
     Ran,
     Reply,
     call,
@@ -35,6 +36,7 @@ from idemguard.guard import (
     unguarded,
 )
 from idemguard.heart import Beat
+from idemguard.journal import watch
 from idemguard.outcome import Outcome, declined, is_flow, outcome
 from idemguard.record import Address, Caller, Cause, Claim, Mode
 
@@ -46,7 +48,7 @@ if TYPE_CHECKING:
     from idemguard.engine import Engine
     from idemguard.fingerprint import Identified
     from idemguard.guard import Policy, Wish
-    from idemguard.telemetry import Seen
+    from idemguard.telemetry import Seen, Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +100,10 @@ class Job:
             digests=digests,
         )
         address = Address(self.engine.namespace, fingerprint, context.present_scope(), self.version)
-        return Ask(address, caller, os.urandom(8).hex(), policy, digest)
+        nonce = os.urandom(8).hex()
+        if watch.on():
+            watch.asked(nonce)
+        return Ask(address, caller, nonce, policy, digest)
 
     def run(self, ask: Ask, body: Callable[[], Any]) -> Outcome[Any]:
         """Perform one call from plain code; the outcome has the value or the error."""
@@ -108,7 +113,7 @@ class Job:
         finally:
             seen.left()
 
-    def _driven(self, seen: Seen, body: Callable[[], Any]) -> Reply:
+    def _driven(self, seen: Seen | Unseen, body: Callable[[], Any]) -> Reply:
         flow, engine = seen.watch(self._flow(seen.ask)), self.engine
         try:
             return drive(
@@ -130,7 +135,10 @@ class Job:
             seen.left()
 
     async def _adriven(
-        self, seen: Seen, body: Callable[[], Awaitable[Any]], loop: asyncio.AbstractEventLoop
+        self,
+        seen: Seen | Unseen,
+        body: Callable[[], Awaitable[Any]],
+        loop: asyncio.AbstractEventLoop,
     ) -> Reply:
         ask, engine, net = seen.ask, self.engine, Net()
         flow = seen.watch(self._flow(ask))
@@ -152,7 +160,7 @@ class Job:
 
     # --- streams: entered, and told, by themselves ------------------------------------------------
 
-    def enter(self, seen: Seen, net: Net) -> Entry | Reply:
+    def enter(self, seen: Seen | Unseen, net: Net) -> Entry | Reply:
         """May this stream execute? Else what the call came to.
 
         Args:
@@ -171,7 +179,7 @@ class Job:
             return Reply(came_to(error), error=error)
         return replace(entry, asked=asked) if isinstance(entry, Entry) else entry
 
-    async def aenter(self, seen: Seen, net: Net) -> Entry | Reply:
+    async def aenter(self, seen: Seen | Unseen, net: Net) -> Entry | Reply:
         """As `enter`, from an async generator."""
         ask = seen.ask
         if (reply := self._reentrant(ask)) is not None:
@@ -192,7 +200,7 @@ class Job:
             return _at_once(Entry(ask, unguarded(ask)))
         return enter(ask)
 
-    def tell(self, seen: Seen, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
+    def tell(self, seen: Seen | Unseen, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
         """A stream has ended."""
         flow, engine = seen.watch(self._ending(entry)), self.engine
         try:
@@ -201,7 +209,7 @@ class Job:
             reply = Reply("failed", error=error)
         return self.end(seen, reply)
 
-    async def atell(self, seen: Seen, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
+    async def atell(self, seen: Seen | Unseen, entry: Entry, ran: Ran, net: Net) -> Outcome[Any]:
         """As `tell`, from an async generator."""
 
         async def body(*_: object) -> Ran:
@@ -223,7 +231,9 @@ class Job:
 
     def unseen(self, error: Exception) -> Ask:
         """The question of an observed call whose task cannot be told: an address of its own."""
-        log.warn("identity", "%s: executed, but seen by nobody else: %s", self.task_type, error)
+        log.tell("identity", "%s: this execution has no stable identity (%s), so nobody else sees it; "
+                 "task_of, with the same arguments, raises the whole error",
+                 self.task_type, log.words(error))  # fmt: skip
         ask = self.ask("")
         made_up = hashlib.sha256(f"{self.task_type}:unseen:{ask.nonce}".encode()).hexdigest()
         return replace(ask, address=ask.address._replace(fingerprint=made_up), digest=UNSEEN)
@@ -259,7 +269,9 @@ class Job:
 
     # --- the body --------------------------------------------------------------------------------
 
-    def _body(self, seen: Seen, claim: Claim, asked: float, body: Callable[[], Any]) -> Ran:
+    def _body(
+        self, seen: Seen | Unseen, claim: Claim, asked: float, body: Callable[[], Any]
+    ) -> Ran:
         execution, beat = self.start(seen, claim, asked)
         value, error = None, None
         try:
@@ -273,7 +285,12 @@ class Job:
             return self.stop(execution, beat, value, hit)
 
     async def _abody(
-        self, seen: Seen, claim: Claim, asked: float, body: Callable[[], Awaitable[Any]], net: Net
+        self,
+        seen: Seen | Unseen,
+        claim: Claim,
+        asked: float,
+        body: Callable[[], Awaitable[Any]],
+        net: Net,
     ) -> Ran:
         execution, beat = self.start(seen, claim, asked)
         value, error = None, None
@@ -314,11 +331,13 @@ class Job:
             task_type=self.task_type,
         )
 
-    def start(self, seen: Seen, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
+    def start(self, seen: Seen | Unseen, claim: Claim, asked: float) -> tuple[Current, Beat | None]:
         """The body is about to start."""
         engine = self.engine
         execution = Current(claim, asked, engine.store, price=engine.price, confirm=self._confirm)
         seen.executes(execution)
+        if watch.on():
+            watch.started(claim, engine.store)
         if execution.parent is not None:
             execution.parent.holds_others()
         if claim.cause is Cause.UNGUARDED:
@@ -356,6 +375,9 @@ class Job:
             execution.returned(value)
         took = round((time.monotonic() - execution.started) * 1000)
         spent = execution.spent()
+        if watch.on() and not stopped:
+            handed = declined(value) if error is None else isinstance(error, OutOfScope)
+            watch.stopped(execution.claim, error, spent, took, declined=handed)
         around = next((e for e in execution.ancestors() if not e.ended), None)
         if around is not None and not stopped:  # an interrupt may have it stopped twice
             around.inside(spent, by=execution)
@@ -366,7 +388,7 @@ class Job:
         try:
             usage = self.usage(value)
         except Exception as error:  # noqa: BLE001 - counting must not cost the result
-            log.warn("usage", "%s: usage= failed on a result: %r", self.task_type, error)
+            log.warn("usage", "%s: usage= failed on a result: %s", self.task_type, log.words(error))
             return
         if usage is not None:
             execution.record_usage(usage)
@@ -409,13 +431,13 @@ class Job:
                 f"unstorable {self.task_type}",
                 "%s: executed, but its result cannot be kept, and later calls get a "
                 "ResultUnavailableError: %s",
-                name, stored.data.decode(errors="replace"),
+                name, log.unstorable(stored.data.decode(errors="replace"), self.task_type),
             )  # fmt: skip
         return stored
 
     # --- the end -----------------------------------------------------------------------------------
 
-    def end(self, seen: Seen, reply: Reply, *, hold: bool = False) -> Outcome[Any]:
+    def end(self, seen: Seen | Unseen, reply: Reply, *, hold: bool = False) -> Outcome[Any]:
         """What people see of a call.
 
         Args:
@@ -432,8 +454,7 @@ class Job:
                 value = self.restore(ask, reply.result.value, reply.result.claim)
             except IdemguardError as error:
                 reply = replace(reply, source="refused", error=error)
-        if reply.trouble is not None or reply.lost or reply.conflict:
-            self._warn(ask, reply)
+        self._warn(ask, reply)
         came_to = outcome(
             reply,
             None if reply.error is not None else value,
@@ -441,6 +462,8 @@ class Job:
             ask.address.fingerprint,
         )
         seen.end(reply, hold=hold and reply.error is None)
+        if watch.on():
+            watch.told(ask, reply)
         context.tell(came_to)
         return came_to
 
@@ -472,16 +495,33 @@ class Job:
             ) from error
 
     def _warn(self, ask: Ask, reply: Reply) -> None:
-        name = task_name(ask)
-        if reply.trouble is not None and reply.source == "unguarded":
-            log.warn("unguarded", "%s: executed without a claim: %s", name, reply.trouble)
-        elif reply.trouble is not None and reply.source != "refused":
-            log.warn("store", "%s: its end is told to the store later: %s", name, reply.trouble)
+        claim, error, trouble = reply.claim, reply.error, reply.trouble
+        retaken = claim is not None and claim.cause is Cause.LOST and reply.result is None
+        plain = reply.source in ("executed", "reused", "failed")
+        if plain and trouble is None and not (reply.lost or reply.conflict or retaken):
+            return
+        name = task_name(ask) if ask.address.fingerprint else self.task_type
+        match reply.source:
+            case "refused" if error is not None:
+                log.note("%s: refused: %s", name, log.words(error))
+            case "unguarded" if trouble is not None:
+                log.tell("unguarded", "%s: executed without a claim: %s", name, log.words(trouble))
+            case "fallback":
+                log.note("%s: fallback: executed beside its leader, which took longer than "
+                         "wait_timeout", name)  # fmt: skip
+            case "declined":
+                log.note("%s: declined: handed back by its worker, nothing is kept", name)
+        if trouble is not None and reply.source not in ("refused", "unguarded"):
+            log.tell(
+                "store", "%s: its end is told to the store later: %s", name, log.words(trouble)
+            )
+        if retaken:
+            log.note("%s: taken over from an execution that was lost", name)
         if reply.lost:
-            log.warn("lost", "%s: its lease ran out while it was executed; its caller got its "
+            log.tell("lost", "%s: its lease ran out while it was executed; its caller got its "
                      "value, which is not kept where a successor's is", name)  # fmt: skip
         if reply.conflict:
-            log.warn("conflict", "%s: its idempotency key came before with another payload", name)
+            log.tell("conflict", "%s: its idempotency key came before with another payload", name)
 
 
 UNSEEN = "unseen"

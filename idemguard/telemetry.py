@@ -7,6 +7,7 @@ count changes. Nothing of a payload, a result or an exception's text goes out.
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -105,6 +106,9 @@ DURATIONS = (
 )  # fmt: skip
 
 
+_API = (trace.__name__, metrics.__name__)  # whose own providers do nothing
+
+
 def __getattr__(name: str) -> Any:
     """`UsageSpanProcessor`, which alone needs the SDK."""
     if name != "UsageSpanProcessor":
@@ -146,7 +150,7 @@ class Telemetry:
 
     def __init__(self, settings: Settings, *, priced: bool) -> None:
         version = _version()
-        self._meters = settings.meter_provider
+        self._tracers, self._meters = settings.tracer_provider, settings.meter_provider
         self.tracer = trace.get_tracer(SCOPE, version, settings.tracer_provider)
         self.record_exceptions = settings.record_exceptions is True
         self.gen_ai_usage = settings.gen_ai_usage is True
@@ -176,6 +180,7 @@ class Telemetry:
         self._agents: set[str] = set()
         self._begun: set[tuple[str, str | None]] = set()
         self._provider: object = None
+        self.measures = False  # whether a provider is there that takes metrics
         on_fork(self)
 
     def forked(self) -> None:
@@ -184,11 +189,21 @@ class Telemetry:
 
     # --- calls ---------------------------------------------------------------------------------------
 
-    def call(self, ask: Ask) -> Seen:
+    def call(self, ask: Ask) -> Seen | Unseen:
         """A call begins."""
+        if not self._watches():
+            return Unseen(ask)
         seen = Seen(self, ask)
         seen.start()
         return seen
+
+    def _watches(self) -> bool:
+        """Whether there is anybody to see it: the API alone makes no span and takes no metric."""
+        tracers = trace.get_tracer_provider() if self._tracers is None else self._tracers
+        meters = metrics.get_meter_provider() if self._meters is None else self._meters
+        return not (
+            type(tracers).__module__.startswith(_API) and type(meters).__module__.startswith(_API)
+        )
 
     def present(self, caller: Caller) -> Caller:
         """Who claims by hand: what executes is the span that is current."""
@@ -228,6 +243,7 @@ class Telemetry:
         provider = metrics.get_meter_provider() if self._meters is None else self._meters
         if provider is not self._provider:  # set late: what was told to none before it is not there
             self._provider, self._begun = provider, set()
+            self.measures = not type(provider).__module__.startswith("opentelemetry.metrics")
         agent = self._agent(caller.agent)
         if (caller.task_type, agent) in self._begun:
             return
@@ -272,6 +288,34 @@ class Telemetry:
             cost.add(float(spent.price), labels, within)
 
 
+class Unseen:
+    """A call that nobody looks at: as `Seen`, and nothing comes of it."""
+
+    __slots__ = ("ask",)
+
+    over = True
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+
+    def inside(self, execution: Current) -> AbstractContextManager[None]:
+        """Make an execution the current one."""
+        return context.inside(execution)
+
+    def watch(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
+        """The same flow."""
+        return flow
+
+    def executes(self, execution: Current) -> None:
+        """Its body starts."""
+
+    def end(self, reply: Reply, *, hold: bool = False) -> None:
+        """It has come to this."""
+
+    def left(self, error: BaseException | None = None) -> None:
+        """Nobody is there any more."""
+
+
 class Seen:
     """One call, as it is seen from outside.
 
@@ -282,6 +326,7 @@ class Seen:
     """
 
     __slots__ = (
+        "_around",
         "_beside",
         "_context",
         "_found",
@@ -293,6 +338,7 @@ class Seen:
         "_spent",
         "_started",
         "_telemetry",
+        "_waited_for",
         "_waiting",
         "_within",
         "ask",
@@ -305,9 +351,11 @@ class Seen:
         self._started = time.monotonic()
         self._pid = os.getpid()
         self._span: trace.Span = trace.INVALID_SPAN
+        self._around: otel.Context | None = None  # of its caller
         self._context: otel.Context | None = None  # with the call's span, where there is one
         self._within: otel.Context | None = None  # with its execution too
-        self._waiting: tuple[str, trace.Span] | None = None  # for whom, and the span of it
+        self._waiting: tuple[str, trace.Span, float] | None = None  # for whom, its span, since when
+        self._waited_for = 0.0  # s; counts where a call was not let in, and so tells none
         self._beside: Caller | None = None  # the leader that was waited for last
         self._leaders: set[str] = set()  # ids that are linked to
         self._found = False  # a living leader
@@ -334,7 +382,8 @@ class Seen:
             own.is_valid
             and own.span_id != trace.get_current_span(around).get_span_context().span_id
         ):
-            self._span, self._context = span, trace.set_span_in_context(span, around)
+            self._span, self._around = span, around
+            self._context = trace.set_span_in_context(span, around)
             self.ask = replace(self.ask, caller=_traced(caller, own))
         telemetry.begin(caller)
 
@@ -364,7 +413,8 @@ class Seen:
 
     def watch(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
         """The same flow; what it asks and is answered is seen."""
-        return self._watched(flow) if self._span.is_recording() else flow
+        watches = self._span.is_recording() or self._telemetry.measures
+        return self._watched(flow) if watches else flow
 
     def _watched(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
         try:
@@ -417,13 +467,14 @@ class Seen:
         caller = self.ask.caller
         about = {TASK_TYPE: caller.task_type, FINGERPRINT: self.ask.address.fingerprint[:16]}
         span = self._telemetry.tracer.start_span(WAIT_SPAN, self._context, SpanKind.INTERNAL, about)
-        self._waiting = holder.id, span
+        self._waiting = holder.id, span, time.monotonic()
         _link(span, holder.caller, "leader")
         self._links(holder)
 
     def _waited(self) -> None:
         if self._waiting is not None:
-            span, self._waiting = self._waiting[1], None
+            (_, span, since), self._waiting = self._waiting, None
+            self._waited_for += time.monotonic() - since
             if os.getpid() == self._pid:
                 span.end()
 
@@ -434,6 +485,8 @@ class Seen:
 
     def _lost_before(self, claim: Claim) -> Generator[Wish, Any, None]:
         """Link to the execution that this one takes over from."""
+        if not self._span.is_recording():
+            return
         try:
             record, now = yield Look(claim.address)
         except StoreError:
@@ -474,11 +527,13 @@ class Seen:
             error: that it was left with, or None.
 
         """
+        if self._within is not None and otel.get_current() is self._within:
+            otel.attach(self._around or otel.Context())  # Ctrl-C hit in the midst of its detaching
         if self.over or os.getpid() != self._pid:
             return
         self.over = True
         if not self._held:
-            self._gone(error)
+            self._gone(sys.exception() if error is None else error)
         self._spent = None
         self._close()
 
@@ -489,12 +544,13 @@ class Seen:
 
     @_harmless
     def _gone(self, error: BaseException | None) -> None:
+        self._waited()
         telemetry = self._telemetry
         labels, spent = telemetry.labels(self.ask.caller), self._spent
         telemetry.calls.add(1, labels | {OUTCOME: "failed"}, self._context)
         self._failed("GeneratorExit" if error is None else type(error).__qualname__)
         self._span.set_attribute(OUTCOME, "failed")
-        self._durations("failed", 0.0)
+        self._durations("failed", self._waited_for)
         if spent is not None:
             self._spends(labels, spent())
 
@@ -503,18 +559,19 @@ class Seen:
         telemetry, span, source = self._telemetry, self._span, reply.source
         labels, error = telemetry.labels(self.ask.caller), reply.error
         telemetry.calls.add(1, labels | {OUTCOME: source}, self._context)
-        self._durations(source, reply.waited / 1000, timed_out=isinstance(error, WaitTimeoutError))
+        timed_out, waited = isinstance(error, WaitTimeoutError), reply.waited / 1000
+        if not waited and not timed_out and reply.claim is None:
+            waited = self._waited_for
+        self._durations(source, waited, timed_out=timed_out)
         span.set_attribute(OUTCOME, source)
         if reply.claim is not None:
             span.set_attribute(EXECUTION_ID, reply.claim.id)
             span.set_attribute(CAUSE, str(reply.claim.cause))
-        if reply.waited:
-            span.set_attribute(WAIT_DURATION, reply.waited / 1000)
         leader = None
         if reply.result is not None:
             leader = reply.result.claim.caller
             self._links(reply.result.claim)
-        elif source == "fallback" or isinstance(error, WaitTimeoutError):
+        elif source == "fallback" or timed_out:
             leader = self._beside
         if leader is not None and leader.trace is not None:
             span.set_attribute(LEADER_TRACE_ID, leader.trace[0])
@@ -529,7 +586,7 @@ class Seen:
         elif error is not None:
             self._failed(type(error).__qualname__)
             if telemetry.record_exceptions:
-                span.record_exception(error)
+                self._records(error)
         if source == "reused":
             telemetry.spends(labels, reply.spent, self._context, saved=True)
             _amounts(span, reply.spent, SAVED)
@@ -544,6 +601,10 @@ class Seen:
                 if (amount := getattr(spent.usage, field)) is not None:
                     self._span.set_attribute(name, amount)
 
+    @_harmless
+    def _records(self, error: BaseException) -> None:
+        self._span.record_exception(error)  # its text is made by the user's code
+
     def _failed(self, error_type: str) -> None:
         self._span.set_attribute(ERROR_TYPE, error_type)
         self._span.set_status(Status(StatusCode.ERROR))
@@ -552,6 +613,8 @@ class Seen:
         telemetry, task_type = self._telemetry, self.ask.caller.task_type
         labels = {TASK_TYPE: task_type, OUTCOME: source}
         telemetry.duration.record(time.monotonic() - self._started, labels, self._context)
+        if waited:
+            self._span.set_attribute(WAIT_DURATION, waited)
         if self._found or waited or source == "fallback" or timed_out:
             telemetry.waits.record(waited, labels, self._context)
 
