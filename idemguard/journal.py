@@ -1,0 +1,270 @@
+"""What runs in this process, told to who watches it: a test session, and a file that outlives a process.
+
+Where nobody watches, it costs a look at one flag. A child finds out in its environment that its
+parent's executions are watched; where that was emptied, in a file that is named after its parent.
+PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from idemguard.forks import on_fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from idemguard.guard import Ask, Reply
+    from idemguard.record import Claim
+    from idemguard.usage import Spent
+
+Event: TypeAlias = "dict[str, Any]"
+
+HOST = "pytest_idemguard.plugin"  # asked first, if it is loaded
+OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"
+JOURNAL = "IDEMGUARD_JOURNAL"
+PARENTS = 6  # generations in which a watcher is looked for
+ASKED = 4096  # calls that have not begun, whose place is remembered
+_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_OWN = tuple(
+    f"{Path(__file__).parent.parent / name}{os.sep}" for name in ("idemguard", "pytest_idemguard")
+)
+
+
+class Watch:
+    """Who watches this process.
+
+    Attributes:
+        namespace: in which all namespaces of this process lie, or None.
+
+    """
+
+    def __init__(self) -> None:
+        self.namespace: str | None = None
+        self._sink: Callable[[Event], None] | None = None
+        self._folder: str | None = None
+        self._file: int | None = None
+        self._known = self._on = False
+        self._asked: dict[str, str] = {}
+        self._lock = threading.Lock()
+        on_fork(self)
+
+    def forked(self) -> None:
+        """What a child tells its copy of a sink reaches nobody: it writes a journal of its own."""
+        self._lock = threading.Lock()
+        self._file, self._asked, self._known = None, {}, False
+        self._sink = None
+
+    def begin(
+        self, sink: Callable[[Event], None] | None, folder: str | None, namespace: str | None
+    ) -> None:
+        """Watch from now on.
+
+        Args:
+            sink: is given every event, in the thread that it happens in; must not raise.
+            folder: of journals, one file per process.
+            namespace: in which all others lie.
+
+        """
+        self._sink, self._folder, self.namespace = sink, folder, namespace
+        self._on = sink is not None or folder is not None
+        self._known = True
+
+    def end(self) -> None:
+        """Watch no longer; who watches is looked for anew at the next call."""
+        self._close()
+        self.namespace = self._sink = self._folder = None
+        self._known = self._on = False
+
+    def on(self) -> bool:
+        """Whether anybody watches."""
+        return self._on if self._known else self._look()
+
+    def _look(self) -> bool:
+        host = sys.modules.get(HOST)
+        if host is None or not host.join(self):
+            folder, namespace = os.environ.get(JOURNAL), os.environ.get(OVERRIDE)
+            if folder is None and namespace is None:
+                folder, namespace = _told_by_parents()
+            self.begin(None, folder or None, namespace or None)
+        return self._on
+
+    # --- what happens ------------------------------------------------------------------------------
+
+    def asked(self, nonce: str) -> None:
+        """A call asks; a coroutine's body begins when its caller is no longer on the stack."""
+        if len(self._asked) >= ASKED:
+            with suppress(KeyError, StopIteration, RuntimeError):  # other threads do the same
+                del self._asked[next(iter(self._asked))]
+        self._asked[nonce] = where()
+
+    def started(self, claim: Claim, store: object) -> None:
+        """An execution starts."""
+        caller, address = claim.caller, claim.address
+        self.emit({
+            "kind": "start", "id": claim.id, **_task(claim), "cause": str(claim.cause),
+            "worker": caller.worker, "parent": caller.parent, "store": type(store).__name__,
+            "thread": threading.current_thread().name, "digests": caller.digests,
+            "scope": address.scope, "version": address.version,
+            "where": self._asked.pop(_call(claim.nonce), None) or where(),
+        })  # fmt: skip
+
+    def stopped(
+        self, claim: Claim, error: BaseException | None, spent: Spent, took: int, *, declined: bool
+    ) -> None:
+        """An execution has ended, or was given up."""
+        name = None if error is None else type(error).__qualname__
+        self._stopped(claim, name, spent, took, declined=declined)
+
+    def settled(self, claim: Claim, outcome: str, spent: Spent) -> None:
+        """A claim that was held by hand is given back."""
+        error = "released" if outcome == "failed" else None
+        self._stopped(claim, error, spent, None, declined=False)
+
+    def _stopped(
+        self, claim: Claim, error: str | None, spent: Spent, took: int | None, *, declined: bool
+    ) -> None:
+        usage = spent.usage
+        self.emit({
+            "kind": "stop", "id": claim.id, **_task(claim), "took": took, "declined": declined,
+            "error": error, "tokens": None if usage is None else usage.total_tokens,
+            "cost": _text(spent),
+        })  # fmt: skip
+
+    def told(self, ask: Ask, reply: Reply) -> None:
+        """A call has come to its end."""
+        self._asked.pop(ask.nonce, None)
+        reused = reply.source == "reused"
+        usage = reply.spent.usage if reused else None
+        self.emit({
+            "kind": "call", "id": None if reply.claim is None else reply.claim.id,
+            "ns": ask.address.namespace, "task": ask.caller.task_type,
+            "fp": ask.address.fingerprint, "source": reply.source, "waited": reply.waited,
+            "lost": reply.lost, "tokens": None if usage is None else usage.total_tokens,
+            "cost": _text(reply.spent) if reused else None,
+        })  # fmt: skip
+
+    def emit(self, event: Event) -> None:
+        """Tell those who watch; adds which process, and when."""
+        event["pid"], event["at"] = os.getpid(), time.time()
+        if self._sink is not None:
+            self._sink(event)
+        if self._folder is not None:
+            self._write(event)
+
+    def _write(self, event: Event) -> None:
+        line = json.dumps(event, separators=(",", ":"), default=str) + "\n"
+        try:
+            if self._file is None:
+                self._open()
+            assert self._file is not None
+            os.write(self._file, line.encode())  # at once: what is killed can flush nothing
+        except OSError:
+            self._folder = None  # the session is over, and its folder gone
+            self._on = self._sink is not None
+
+    def _open(self) -> None:
+        with self._lock:
+            if self._file is None:
+                name = f"{self._folder}/{os.getpid()}-{os.urandom(4).hex()}.jsonl"
+                flags = os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY
+                self._file = os.open(name, flags, 0o600)
+
+    def _close(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):
+                os.close(self._file)
+            self._file = None
+
+
+watch = Watch()
+
+
+def _task(claim: Claim) -> Event:
+    address = claim.address
+    return {"ns": address.namespace, "task": claim.caller.task_type, "fp": address.fingerprint}
+
+
+def _call(nonce: str) -> str:
+    """Of a call, without the attempt's number."""
+    return nonce.partition(".")[0]
+
+
+def _text(spent: Spent) -> str | None:
+    return None if spent.price is None else str(spent.price)
+
+
+def where() -> str:
+    """The place in the user's code that the present call comes from."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell
+    outside: FrameType | None = None
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not file.startswith(_OWN):
+            outside = outside or frame
+            library = file.startswith((_LIBRARY, "<frozen"))
+            if not library and not any(part in file for part in _INSTALLED):
+                return _place(frame)
+        frame = frame.f_back
+    return "?" if outside is None else _place(outside)
+
+
+def _place(frame: FrameType) -> str:
+    code = frame.f_code
+    return f"{code.co_filename}:{frame.f_lineno} in {code.co_name}"
+
+
+# --- found without an environment ------------------------------------------------------------------
+
+
+def _told_by_parents() -> tuple[str | None, str | None]:
+    """Folder and namespace, from a living parent of the same user that watches."""
+    if not hasattr(os, "getppid") or not hasattr(os, "geteuid"):
+        return None, None
+    pid = os.getppid()
+    for _ in range(PARENTS):
+        if pid <= 1:
+            break
+        if (found := _told_by(f"/tmp/idemguard-{os.geteuid()}-{pid}")) is not None:  # noqa: S108 - whose it is, is looked at
+            return found
+        pid = _parent_of(pid)
+    return None, None
+
+
+def _told_by(path: str) -> tuple[str, str] | None:
+    import fcntl  # noqa: PLC0415 - not on every platform
+
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        found = os.fstat(file)
+        ours = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
+        if not ours or not stat.S_ISREG(found.st_mode):
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:  # held by who wrote it, so it lives
+            folder, _, namespace = os.read(file, 4096).decode().partition("\n")
+            return folder, namespace.strip()
+        return None
+    finally:
+        os.close(file)
+
+
+def _parent_of(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
