@@ -18,6 +18,7 @@ from idemguard.engine import Engine
 from idemguard.errors import ConfigurationError, IdemguardError, LeaseLostError
 from idemguard.fingerprint import identify_payload
 from idemguard.guard import Ask, Flow, Policy, Reply, reach, settle, take, unguarded
+from idemguard.journal import watch
 from idemguard.ledger import AsyncLedger, ExecutionLedger
 from idemguard.outcome import Outcome, outcome
 from idemguard.record import Address, Caller, Mode, Status
@@ -183,6 +184,8 @@ class Claim:
     def _seen(self, end: Complete | Release) -> None:
         outcome = "executed" if isinstance(end, Complete) else "failed"
         self._engine.telemetry.settled(self._claim, outcome, end.spent)
+        if watch.on():
+            watch.settled(self._claim, outcome, end.spent)
 
 
 class FreeClaim(Claim):
@@ -399,6 +402,8 @@ class Hand:
         if claim is None:
             return None
         engine.telemetry.claimed(claim)
+        if watch.on():
+            watch.started(claim, engine.store)
         return Claim(engine, desk.job(task), task, claim)
 
     def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:
@@ -438,7 +443,7 @@ class Hand:
     @property
     def ledger(self) -> ExecutionLedger:
         """What was executed, in this guard's store and namespace."""
-        return ExecutionLedger(self._desk.engine.store, namespace=self._desk.engine.namespace)
+        return ExecutionLedger(self._desk.engine.store, namespace=self._desk.engine.own_namespace)
 
     def close(self) -> None:
         """Tell the store what is owed to it, and give back what it holds open."""
@@ -462,6 +467,8 @@ class AsyncHand:
         if claim is None:
             return None
         engine.telemetry.claimed(claim)
+        if watch.on():
+            watch.started(claim, engine.store)
         return AsyncClaim(engine, desk.job(task), task, claim)
 
     async def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:  # noqa: ASYNC109 - the contract's name
@@ -488,7 +495,7 @@ class AsyncHand:
     def ledger(self) -> AsyncLedger:
         """The ledger, its methods to be awaited."""
         engine = self._desk.engine
-        return AsyncLedger(ExecutionLedger(engine.store, namespace=engine.namespace))
+        return AsyncLedger(ExecutionLedger(engine.store, namespace=engine.own_namespace))
 
     async def close(self) -> None:
         """As `Guard.close`."""

@@ -232,7 +232,7 @@ class Job:
     def unseen(self, error: Exception) -> Ask:
         """The question of an observed call whose task cannot be told: an address of its own."""
         log.tell("identity", "%s: this execution has no stable identity (%s), so nobody else sees it; "
-                 "task_of, with the same arguments, raises the whole error",
+                 "task_of (of a payload: Task.of) raises the whole error",
                  self.task_type, log.words(error))  # fmt: skip
         ask = self.ask("")
         made_up = hashlib.sha256(f"{self.task_type}:unseen:{ask.nonce}".encode()).hexdigest()

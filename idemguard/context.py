@@ -11,12 +11,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from idemguard import log
 from idemguard.errors import ConfigurationError, LeaseLostError
+from idemguard.journal import watch
 from idemguard.pricing import CURRENCY
 from idemguard.providers import Reading, is_response, readings
 from idemguard.usage import Meter, Usage, is_own, normal, total
@@ -34,6 +35,7 @@ RECORDED = 8  # sources of usage that are known again where the body returns the
 _worker: ContextVar[str | None] = ContextVar("idemguard_worker", default=None)
 _agent: ContextVar[str | None] = ContextVar("idemguard_agent", default=None)
 _scope: ContextVar[str] = ContextVar("idemguard_scope", default="")
+_namespace: ContextVar[str | None] = ContextVar("idemguard_namespace", default=None)
 _bypass: ContextVar[bool] = ContextVar("idemguard_bypass", default=False)
 _current: ContextVar[Current | None] = ContextVar("idemguard_current", default=None)
 _listeners: ContextVar[tuple[list[Outcome[Any]], ...]] = ContextVar(
@@ -163,7 +165,8 @@ class Current:
         try:
             found = reports(source, given)
         except (ValueError, TypeError) as error:
-            log.warn("usage", "%s: usage could not be read: %s", self.task_type, error)
+            log.warn("usage", "%s: usage could not be read (%s), and is not booked; give a provider's "
+                     "response, or fields of Usage", self.task_type, log.words(error))  # fmt: skip
             return
         if source is not None:
             self._recorded.append(source)
@@ -443,6 +446,29 @@ def scope(name: str) -> AbstractContextManager[None]:
     part = _name("scope", name).replace("%", "%25").replace("/", "%2F")
     outer = _scope.get()
     return _set(_scope, f"{outer}/{part}" if outer else part)
+
+
+def use_namespace(name: str | None) -> AbstractContextManager[None]:
+    """Have all namespaces lie in this one: what a message brought from another process.
+
+    Args:
+        name: as `namespace_override` gave it there; None changes nothing.
+
+    """
+    if name is None:
+        return nullcontext()
+    return _set(_namespace, _name("use_namespace", name).replace("/", "%2F"))
+
+
+def namespace_override() -> str | None:
+    """The namespace in which all others lie: the context's, else the process's; None: there is none."""
+    return _namespace.get() or (watch.namespace if watch.on() else None)
+
+
+def placed(namespace: str) -> str:
+    """A namespace where it lies now."""
+    around = namespace_override()
+    return namespace if around is None else f"{around}/{namespace}"
 
 
 def bypass() -> AbstractContextManager[None]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from idemguard import config
 from idemguard.claim import Sweep
+from idemguard.context import placed
 from idemguard.errors import StoreError
 from idemguard.forks import on_fork
 from idemguard.heart import Backlog, heart_of
@@ -44,7 +45,7 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store: Store = config.store(settings)
-        self.namespace = config.namespace(settings)
+        self.own_namespace = config.namespace(settings)
         self.price = config.price(settings)
         self.limit = config.limit(settings)
         self.digests = settings.field_digests is not False
@@ -62,6 +63,11 @@ class Engine:
         """A child tends anew."""
         self._lock = threading.Lock()
         self._tending = False
+
+    @property
+    def namespace(self) -> str:
+        """Where its records lie now: a test session puts each test's apart."""
+        return placed(self.own_namespace)
 
     @property
     def aio(self) -> AsyncStore:

@@ -108,8 +108,8 @@ class Heart:
             again = act()
             if again is not None:
                 self.after(again, act)
-        except BaseException:  # noqa: BLE001 - one entry's trouble is not the others'
-            log.logger.exception("idemguard: a step beside the calls failed")
+        except BaseException as error:  # noqa: BLE001 - one entry's trouble is not the others'
+            log.logger.error("a step beside the calls failed: %s", log.place(error))
 
 
 heart = Heart()  # for what belongs to no store
@@ -263,7 +263,8 @@ class Backlog:
                 self._refused += 1
                 if self._refused < PATIENT:
                     return False
-                log.warn("owed", "the store does not take a step that is owed to it: %s", error)
+                log.warn("owed", "the store does not take a step that is owed to it: %s",
+                         log.words(error))  # fmt: skip
             self._refused = 0
             with self._lock:
                 if self._owed and self._owed[0] is owed:

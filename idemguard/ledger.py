@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from idemguard import change, config, engine, findings, windows
 from idemguard.claim import Begin, Claimed, Complete, Sweep
 from idemguard.codec import Value
+from idemguard.context import placed
 from idemguard.errors import ConfigurationError
 from idemguard.pricing import CURRENCY
 from idemguard.record import DUPLICATES, Address, Caller, Cause, Mode, Status
@@ -47,6 +48,9 @@ class ExecutionLedger:
         store: a store, its URL, or a client of a server; the configured guard's where it is not given.
         namespace: the configured guard's where it is not given.
 
+    Attributes:
+        namespace: whose lines these are.
+
     """
 
     def __init__(
@@ -55,15 +59,14 @@ class ExecutionLedger:
         if store is None:
             here = engine.source().engine
             self._store: Store = here.store
-            self._namespace = namespace or here.namespace
+            self.namespace = namespace or here.own_namespace
             return
         self._store = as_store(store)
-        self._namespace = namespace or config.namespace(config.Settings())
+        self.namespace = namespace or config.namespace(config.Settings())
 
     @property
-    def namespace(self) -> str:
-        """Whose lines these are."""
-        return self._namespace
+    def _namespace(self) -> str:
+        return placed(self.namespace)
 
     # --- one task ------------------------------------------------------------------------------------
 

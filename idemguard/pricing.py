@@ -123,7 +123,7 @@ def _from_function(pricer: Callable[[Usage], Decimal | None], usage: Usage) -> C
             raise ValueError(f"a price below zero: {amount}")  # noqa: TRY301 - told below
         return Cost(units, _parts(pricer, usage, units))
     except Exception as error:  # noqa: BLE001 - a price must not cost the result
-        log.warn("pricer", "pricer failed on model %s: %r", usage.model, error)
+        log.warn("pricer", "pricer failed on model %s: %s", usage.model, log.words(error))
         return None
 
 
@@ -197,7 +197,7 @@ def _from_package(usage: Usage) -> Cost | None:
         package, version = _package()
         return _priced(package, version, usage)
     except Exception as error:  # noqa: BLE001 - a price must not cost the result
-        log.warn("pricer", "%s failed on model %s: %r", TABLE, usage.model, error)
+        log.warn("pricer", "%s failed on model %s: %s", TABLE, usage.model, log.words(error))
         return None
 
 
