@@ -122,7 +122,7 @@ def test_an_argument_without_identity_is_warned_of_and_counted(observing, shape,
     assert [c.source for c in calls] == ["unguarded", "unguarded", "executed"]
     (told,) = warned()
     assert "t: " in told
-    assert "n has no stable identity" in told
+    assert "FingerprintError" in told  # the name would be a caller's key where there are **kwargs
     observing.engine.backlog.settle()
     summary = counted(observing)
     assert (summary["runs"], summary["unguarded"], summary["duplicates"]) == (3, 2, 2)
@@ -137,20 +137,20 @@ class Explosive:
 
 def test_whatever_an_argument_raises_an_observed_call_goes_on(observing, shape, warned):
     assert numbers(shape, observing)(Explosive()) == 1
-    assert "not today" in warned()[0]
+    assert "RuntimeError" in warned()[0]
     assert shape.run_task(observing, "t", Explosive(), lambda payload: "ran").result == "ran"
 
 
 def test_whatever_a_key_function_raises_an_observed_call_goes_on(observing, shape, warned):
     task = numbers(shape, observing, key=lambda bound: bound["missing"])
     assert task(1) == 1
-    assert "missing" in warned()[0]
+    assert "KeyError" in warned()[0]
 
 
 def test_a_payload_without_identity_is_warned_of_and_counted(observing, shape, warned):
     outcome = shape.run_task(observing, "t", {"client": object()}, lambda payload: "ran")
     assert (outcome.source, outcome.result) == ("unguarded", "ran")
-    assert "client" in warned()[0]
+    assert "FingerprintError" in warned()[0]
 
 
 def test_arguments_that_do_not_fit_are_the_callers_own_mistake(observing, shape, warned):
