@@ -344,7 +344,11 @@ class Job:
             return execution, None
         self.engine.tend()
         beat = Beat(execution, self.policy, self.engine.store, self.longest)
-        beat.start()
+        try:
+            beat.start()
+        except BaseException:  # Ctrl-C: the claim is given back, and must not be taken up again
+            beat.stop()
+            raise
         return execution, beat
 
     def stop(

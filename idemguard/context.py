@@ -59,6 +59,7 @@ class Current:
     """
 
     __slots__ = (
+        "__weakref__",
         "_confirm",
         "_lost",
         "_meter",

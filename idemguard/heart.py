@@ -8,6 +8,7 @@ import itertools
 import os
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -153,7 +154,8 @@ class Beat:
     def __init__(
         self, execution: Current, policy: Policy, store: Store, max_run: Callable[[], int]
     ) -> None:
-        self._execution: Current | None = execution
+        # weakly: where Ctrl-C hits before its body has begun, nobody is there to stop this
+        self._execution: Callable[[], Current | None] = weakref.ref(execution)
         self._policy = policy
         self._store = store
         self._max_run = max_run
@@ -166,11 +168,11 @@ class Beat:
 
     def __call__(self) -> float | None:
         """Renew; the seconds until the next renewal, None when there is none to come."""
-        execution = self._execution
-        if execution is None or coroutines.stranded(execution.execution_id):
+        execution = self._execution()
+        if self.stopped or execution is None or coroutines.stranded(execution.execution_id):
             return None
         if self._flow is None:
-            self._flow = hold(execution.claim, self._policy, self._max_run(), execution.lose)
+            self._flow = hold(execution.claim, self._policy, self._max_run(), self._lost)
             next(self._flow)
         try:
             wish = self._flow.send(execution.spent())
@@ -182,9 +184,12 @@ class Beat:
 
     def stop(self) -> None:
         """The body has ended."""
-        self._execution = None
         self.stopped = True
         heart_of(self._store).dead += 1
+
+    def _lost(self) -> None:
+        if (execution := self._execution()) is not None:
+            execution.lose()
 
     def _tell(self, execution: Current, wish: Wish) -> Wish:
         assert self._flow is not None

@@ -216,7 +216,8 @@ def where() -> str:
             if not library and not any(part in file for part in _INSTALLED):
                 return _place(frame)
         frame = frame.f_back
-    return "?" if outside is None else _place(outside)
+    # a thread or a loop that has no code of the user's below the call
+    return "?" if outside is None else _place(outside).removeprefix(_LIBRARY)
 
 
 def _place(frame: FrameType) -> str:

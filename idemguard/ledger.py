@@ -14,10 +14,11 @@ from idemguard.claim import Begin, Claimed, Complete, Sweep
 from idemguard.codec import Value
 from idemguard.context import placed
 from idemguard.errors import ConfigurationError
+from idemguard.journal import watch
 from idemguard.pricing import CURRENCY
 from idemguard.record import DUPLICATES, Address, Caller, Cause, Mode, Status
 from idemguard.stores import Client, Store, as_store
-from idemguard.usage import money
+from idemguard.usage import NOTHING, money
 from idemguard.windows import OUTCOMES, duplicates, executions, total
 
 if TYPE_CHECKING:
@@ -87,8 +88,12 @@ class ExecutionLedger:
         begin = Begin(address, os.urandom(8).hex(), caller, _LEASE, mode=Mode.OBSERVE)
         answer = self._store.perform(begin)
         assert isinstance(answer, Claimed)
+        if watch.on():
+            watch.started(answer.claim, self._store)
         counted = Value("unstorable", b"it was counted alone")
         self._store.perform(Complete(answer.claim, counted, 86_400_000, _LEASE))
+        if watch.on():
+            watch.settled(answer.claim, "executed", NOTHING)
         return answer.runs
 
     def runs(

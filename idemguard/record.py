@@ -6,6 +6,7 @@ Named tuples, since they are copied with changes several times a command, and ch
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,14 +64,9 @@ class Address(NamedTuple):
     version: str | None = None
 
 
-def _hex(text: object, digits: int) -> bool:
-    """Whether it is an id as the W3C's trace context has it: lower case, and not all zeros."""
-    return (
-        isinstance(text, str)
-        and len(text) == digits
-        and not set(text) - set("0123456789abcdef")
-        and set(text) != {"0"}
-    )
+# as the W3C's trace context has them: lower case, and not all zeros
+_TRACE_ID = re.compile("(?!0{32})[0-9a-f]{32}")
+_SPAN_ID = re.compile("(?!0{16})[0-9a-f]{16}")
 
 
 class Caller(NamedTuple):
@@ -89,9 +85,11 @@ class Caller(NamedTuple):
     def trace(self) -> tuple[str, str] | None:
         """Trace and span id of its span; None where it has none, or what is kept is no id."""
         trace_id, span_id = self.trace_id, self.span_id
-        if not _hex(trace_id, 32) or not _hex(span_id, 16):
+        if not isinstance(trace_id, str) or not isinstance(span_id, str):
             return None
-        return str(trace_id), str(span_id)
+        if not _TRACE_ID.fullmatch(trace_id) or not _SPAN_ID.fullmatch(span_id):
+            return None
+        return trace_id, span_id
 
 
 class Claim(NamedTuple):

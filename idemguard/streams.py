@@ -213,7 +213,7 @@ class _Run:
         self._entry = entry
         self._execution, self._beat = self.job.start(self.seen, entry.claim, entry.asked)
         self.net.ran = Ran()  # from now on its line is kept
-        _living.add(self)
+        _live(self)
         return None
 
     def outlast(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -364,9 +364,15 @@ def _dropped(loop: asyncio.AbstractEventLoop, rest: _Rest) -> None:
 _living: weakref.WeakSet[_Run] = weakref.WeakSet()
 
 
-@atexit.register
+def _live(run: _Run) -> None:
+    if not _living:  # before whatever was set up so far ends, as that which takes its span
+        atexit.unregister(_leave_all)
+        atexit.register(_leave_all)
+    _living.add(run)
+
+
 def _leave_all() -> None:
-    """With the process its streams end, too late to ask a store."""
+    """With the process its streams end."""
     for run in list(_living):
         run.leave()
 

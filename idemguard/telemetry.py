@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import wraps
 from importlib import metadata
@@ -33,6 +34,7 @@ from idemguard.windows import OUTCOMES
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from contextlib import AbstractContextManager
+    from types import FrameType
 
     from idemguard.config import Settings
     from idemguard.context import Current
@@ -180,7 +182,6 @@ class Telemetry:
         self._agents: set[str] = set()
         self._begun: set[tuple[str, str | None]] = set()
         self._provider: object = None
-        self.measures = False  # whether a provider is there that takes metrics
         on_fork(self)
 
     def forked(self) -> None:
@@ -193,6 +194,7 @@ class Telemetry:
         """A call begins."""
         if not self._watches():
             return Unseen(ask)
+        self.begin(ask.caller)
         seen = Seen(self, ask)
         seen.start()
         return seen
@@ -207,20 +209,19 @@ class Telemetry:
 
     def present(self, caller: Caller) -> Caller:
         """Who claims by hand: what executes is the span that is current."""
-        found = trace.get_current_span()
-        return _traced(caller, found.get_span_context()) if found.is_recording() else caller
+        found = trace.get_current_span().get_span_context()
+        # without an SDK the present one is a request's, which is another service's
+        return _traced(caller, found) if found.is_valid and not found.is_remote else caller
 
-    @_harmless
     def claimed(self, claim: Claim) -> None:
         """A claim was taken by hand."""
         self.begin(claim.caller)
         self.executes(claim, None)
 
-    @_harmless
     def settled(self, claim: Claim, outcome: str, spent: Spent) -> None:
         """A claim that was held by hand has ended."""
         labels = self.labels(claim.caller)
-        self.calls.add(1, labels | {OUTCOME: outcome})
+        self.ended(labels, outcome, None)
         self.spends(labels, spent, None)
 
     # --- metrics -------------------------------------------------------------------------------------
@@ -238,12 +239,12 @@ class Telemetry:
                 self._agents.add(name)
         return name if name in self._agents else OTHER
 
+    @_harmless
     def begin(self, caller: Caller) -> None:
         """The first call of a task type, and of an agent: every series that it may have is there."""
         provider = metrics.get_meter_provider() if self._meters is None else self._meters
         if provider is not self._provider:  # set late: what was told to none before it is not there
             self._provider, self._begun = provider, set()
-            self.measures = not type(provider).__module__.startswith("opentelemetry.metrics")
         agent = self._agent(caller.agent)
         if (caller.task_type, agent) in self._begun:
             return
@@ -262,6 +263,7 @@ class Telemetry:
             self.cost.add(0, labels)
             self.saved_cost.add(0, labels)
 
+    @_harmless
     def executes(self, claim: Claim, within: otel.Context | None) -> None:
         """A body starts."""
         labels = self.labels(claim.caller) | {CAUSE: str(claim.cause)}
@@ -269,6 +271,12 @@ class Telemetry:
         if claim.cause in DUPLICATES:
             self.duplicates.add(1, labels, within)
 
+    @_harmless
+    def ended(self, labels: dict[str, str], outcome: str, within: otel.Context | None) -> None:
+        """A call has come to its end."""
+        self.calls.add(1, labels | {OUTCOME: outcome}, within)
+
+    @_harmless
     def spends(
         self,
         labels: dict[str, str],
@@ -385,7 +393,6 @@ class Seen:
             self._span, self._around = span, around
             self._context = trace.set_span_in_context(span, around)
             self.ask = replace(self.ask, caller=_traced(caller, own))
-        telemetry.begin(caller)
 
     # --- while it goes on ------------------------------------------------------------------------------
 
@@ -413,10 +420,6 @@ class Seen:
 
     def watch(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
         """The same flow; what it asks and is answered is seen."""
-        watches = self._span.is_recording() or self._telemetry.measures
-        return self._watched(flow) if watches else flow
-
-    def _watched(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
         try:
             wish = next(flow)
             while True:
@@ -435,8 +438,6 @@ class Seen:
                     wish = flow.send(answer)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
-        finally:
-            self._waited()
 
     @_harmless
     def _asks(self, wish: Wish) -> None:
@@ -471,6 +472,7 @@ class Seen:
         _link(span, holder.caller, "leader")
         self._links(holder)
 
+    @_harmless
     def _waited(self) -> None:
         if self._waiting is not None:
             (_, span, since), self._waiting = self._waiting, None
@@ -532,8 +534,15 @@ class Seen:
         if self.over or os.getpid() != self._pid:
             return
         self.over = True
+        error = sys.exception() if error is None else error
+        if isinstance(error, GeneratorExit) and _amid():
+            _aside(self._leave, error)
+        else:
+            self._leave(error)
+
+    def _leave(self, error: BaseException | None) -> None:
         if not self._held:
-            self._gone(sys.exception() if error is None else error)
+            self._gone(error)
         self._spent = None
         self._close()
 
@@ -547,7 +556,7 @@ class Seen:
         self._waited()
         telemetry = self._telemetry
         labels, spent = telemetry.labels(self.ask.caller), self._spent
-        telemetry.calls.add(1, labels | {OUTCOME: "failed"}, self._context)
+        telemetry.ended(labels, "failed", self._context)
         self._failed("GeneratorExit" if error is None else type(error).__qualname__)
         self._span.set_attribute(OUTCOME, "failed")
         self._durations("failed", self._waited_for)
@@ -556,9 +565,10 @@ class Seen:
 
     @_harmless
     def _tell(self, reply: Reply) -> None:
+        self._waited()
         telemetry, span, source = self._telemetry, self._span, reply.source
         labels, error = telemetry.labels(self.ask.caller), reply.error
-        telemetry.calls.add(1, labels | {OUTCOME: source}, self._context)
+        telemetry.ended(labels, source, self._context)
         timed_out, waited = isinstance(error, WaitTimeoutError), reply.waited / 1000
         if not waited and not timed_out and reply.claim is None:
             waited = self._waited_for
@@ -573,9 +583,9 @@ class Seen:
             self._links(reply.result.claim)
         elif source == "fallback" or timed_out:
             leader = self._beside
-        if leader is not None and leader.trace is not None:
-            span.set_attribute(LEADER_TRACE_ID, leader.trace[0])
-            span.set_attribute(LEADER_SPAN_ID, leader.trace[1])
+        if leader is not None and (ids := leader.trace) is not None:
+            span.set_attribute(LEADER_TRACE_ID, ids[0])
+            span.set_attribute(LEADER_SPAN_ID, ids[1])
         if reply.lost and not self._lost:
             self._event(LOST, "its lease ran out before its end")
         if source == "declined":
@@ -609,12 +619,13 @@ class Seen:
         self._span.set_attribute(ERROR_TYPE, error_type)
         self._span.set_status(Status(StatusCode.ERROR))
 
+    @_harmless
     def _durations(self, source: str, waited: float, *, timed_out: bool = False) -> None:
         telemetry, task_type = self._telemetry, self.ask.caller.task_type
-        labels = {TASK_TYPE: task_type, OUTCOME: source}
-        telemetry.duration.record(time.monotonic() - self._started, labels, self._context)
         if waited:
             self._span.set_attribute(WAIT_DURATION, waited)
+        labels = {TASK_TYPE: task_type, OUTCOME: source}
+        telemetry.duration.record(time.monotonic() - self._started, labels, self._context)
         if self._found or waited or source == "fallback" or timed_out:
             telemetry.waits.record(waited, labels, self._context)
 
@@ -629,9 +640,9 @@ def _traced(caller: Caller, span: SpanContext) -> Caller:
 
 def _link(span: trace.Span, to: Caller, kind: str) -> None:
     """Link to another call's span; not where it has none, or what was kept of it is no id."""
-    if to.trace is None:
+    if (found := to.trace) is None:
         return
-    trace_id, span_id = to.trace
+    trace_id, span_id = found
     flags = to.trace_flags if isinstance(to.trace_flags, int) else 0
     there = SpanContext(
         int(trace_id, 16), int(span_id, 16), is_remote=True, trace_flags=TraceFlags(flags & 0xFF)
@@ -651,6 +662,31 @@ def _amounts(span: trace.Span, spent: Spent, prefix: str) -> None:
         )
         span.set_attribute(amount_name, float(spent.price))
         span.set_attribute(currency_name, spent.currency or CURRENCY)
+
+
+# --- collected ---------------------------------------------------------------------------------------
+
+_LOCKING = ("opentelemetry.sdk.", "opentelemetry.exporter.")
+
+
+def _amid() -> bool:
+    """Whether this thread was interrupted in the midst of the SDK's own steps, and may hold a lock.
+
+    The garbage collector, which may run anywhere, closes a coroutine that nobody has any more.
+    """
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_LOCKING):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _aside(act: Callable[[BaseException | None], None], error: BaseException | None) -> None:
+    """In a thread of its own: it may have to wait until what was interrupted goes on."""
+    thread = threading.Thread(target=act, args=(error,), name="idemguard-left", daemon=True)
+    with suppress(RuntimeError):  # the interpreter ends
+        thread.start()
 
 
 def _version() -> str:

@@ -16,9 +16,11 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from servers.otlp import METRICS, TRACES, Receiver
+from servers.server import HOST, free_port
 
 from idemguard import ExecutionLedger, Guard, record_usage
-from idemguard.demo import TEXTS, figures
+from idemguard.demo import TEXTS, export, figures
 from idemguard.demo.documents import LARGEST, UnusableError, look_through, read, shown
 from idemguard.demo.plan import plan
 from idemguard.demo.tasks import CHEAP, COSTLY, KINDS, digest, tokens
@@ -495,6 +497,256 @@ def test_a_worker_that_is_killed_holds_nothing_up(at_work):
     told = json.loads(out)
     assert told["observe"]["calls"] < told["planned"]["calls"] == told["enforce"]["calls"]
     assert told["enforce"]["duplicates"] == 0
+
+
+# --- OpenTelemetry ---------------------------------------------------------------------------------------
+
+ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+@pytest.fixture(autouse=True)
+def unset(monkeypatch):
+    """No variable of whoever runs the tests sends anything anywhere."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory):
+    """A folder of two documents."""
+    folder = tmp_path_factory.mktemp("few")
+    (folder / "one.txt").write_text(GOOD)
+    (folder / "two.txt").write_text(GOOD.replace("harbour", "market"))
+    return str(folder)
+
+
+@pytest.fixture
+def receiver():
+    """Somebody who takes spans and metrics."""
+    with Receiver() as made:
+        yield made
+
+
+def sending(few, *args, **environment):
+    return demo(few, "--overlap", "50%", *QUICK, *args, env={**os.environ, **environment})
+
+
+def test_spans_and_metrics_go_where_the_environment_says(few, receiver):
+    done = sending(few, "--json", **{ENDPOINT: receiver.url})
+    assert (done.returncode, done.stderr) == (0, "")
+    told = json.loads(done.stdout)
+    observed, enforced = told["observe"], told["enforce"]
+    calls = [span for span in receiver.spans if "idemguard.outcome" in span.attributes]
+    assert len(calls) == observed["calls"] + enforced["calls"] == 2 * (22 + 11)
+    assert {span.resource["service.name"] for span in calls} == {"idemguard-demo"}
+    assert len({span.resource["service.instance.id"] for span in calls}) == 6
+    reused = [span for span in calls if span.attributes["idemguard.outcome"] == "reused"]
+    assert len(reused) == enforced["reused"] == 11
+    executed = {
+        (span.trace_id, span.span_id): span.name
+        for span in calls
+        if span.attributes["idemguard.outcome"] == "executed"
+    }
+    for span in reused:
+        (link,) = span.links
+        assert executed[link.trace_id, link.span_id] == span.name
+    assert receiver.total("idemguard.calls") == len(calls)
+    assert receiver.total("idemguard.calls", idemguard_outcome="reused") == 11
+    assert receiver.total("idemguard.duplicates") == observed["duplicates"]
+    assert receiver.total("idemguard.usage.tokens") == observed["tokens"] + enforced["tokens"]
+    charged = float(Decimal(observed["bill"]) + Decimal(enforced["bill"]))
+    assert receiver.total("idemguard.usage.cost") == pytest.approx(charged)
+
+
+def test_it_says_where_to_look(few, receiver):
+    done = sending(
+        few,
+        OTEL_EXPORTER_OTLP_TRACES_ENDPOINT=f"{receiver.url}{TRACES}",
+        OTEL_SERVICE_NAME="my demo",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    where, search = done.stdout.splitlines()[-2:]
+    assert where == f"Traces in Jaeger: http://{HOST}:16686/search?service=my%20demo"
+    assert "idemguard.outcome=reused" in search
+    fingerprint = re.search(r"idemguard\.fingerprint=([0-9a-f]{16}) ", search)[1]
+    found = [
+        span.attributes["idemguard.outcome"]
+        for span in receiver.spans
+        if span.attributes["idemguard.fingerprint"] == fingerprint and span.name != "idemguard wait"
+    ]
+    assert sorted(found) == ["executed", "executed", "executed", "reused"]
+    assert {span.resource["service.name"] for span in receiver.spans} == {"my demo"}
+    assert METRICS not in dict(receiver.bodies)
+
+
+def test_without_the_variables_it_says_nothing_of_it(piped):
+    assert "Jaeger" not in piped
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "does not know them"])
+def test_a_collector_that_is_down_is_two_lines_and_the_demo_goes_on(few, receiver, how):
+    url = receiver.url
+    if how == "refuses":
+        url, why = f"http://user:secret@{HOST}:{free_port()}", "Connection refused"
+    elif how == "hangs":
+        receiver.hang()
+        why = "no answer in time"
+    else:
+        receiver.status, why = 404, "404"
+    done = sending(few, "--json", **{ENDPOINT: url})
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["enforce"]["duplicates"] == 0
+    lines = done.stderr.splitlines()
+    assert [line.split()[1] for line in lines] == ["metrics", "traces"]
+    for line in lines:
+        shown = url.replace("user:secret", "***")
+        assert line.startswith(f"idemguard: {line.split()[1]} did not arrive at {shown}: ")
+        assert why in line
+
+
+def test_what_hangs_is_left_behind_in_two_seconds(receiver):
+    receiver.hang()
+    script = (
+        "import time\n"
+        "from idemguard.demo.otlp import Export\n"
+        "export = Export(('traces', 'metrics'))\n"
+        "export.tracers.get_tracer('t').start_span('s').end()\n"
+        "export.meters.get_meter('m').create_counter('c').add(1)\n"
+        "start = time.monotonic()\n"
+        "unsent = export.close()\n"
+        "end = time.monotonic()\n"
+        "print(end - start, end, *sorted(unsent))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True, text=True, check=True, timeout=60,
+        env={**os.environ, ENDPOINT: receiver.url},
+    )  # fmt: skip
+    exited = time.monotonic()
+    took, end, *unsent = done.stdout.split()
+    assert unsent == ["metrics", "traces"]
+    assert float(took) < 4
+    assert exited - float(end) < 4  # the process does not wait for it when it exits either
+    assert done.stderr == ""
+
+
+def test_settings_that_the_sdk_does_not_take_are_said(few, receiver):
+    done = sending(few, "--json", **{ENDPOINT: receiver.url, "OTEL_BSP_MAX_QUEUE_SIZE": "-1"})
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["enforce"]["duplicates"] == 0
+    assert len(done.stderr.splitlines()) == 2
+    assert "max_queue_size must be a positive integer" in done.stderr
+
+
+def test_spans_that_nobody_samples_are_not_missed(few, receiver):
+    done = sending(few, "--json", **{ENDPOINT: receiver.url, "OTEL_TRACES_SAMPLER": "always_off"})
+    assert (done.returncode, done.stderr, receiver.spans) == (0, "", [])
+    assert receiver.total("idemguard.calls") == 2 * (22 + 11)
+
+
+def test_an_interrupted_demo_does_not_wait_for_its_collector(few, receiver):
+    receiver.hang()
+    process = subprocess.Popen(
+        [*COMMAND, "demo", few, "--delay", "1", "--json"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, ENDPOINT: receiver.url, "OTEL_BSP_SCHEDULE_DELAY": "50"},
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 40
+        while not receiver.bodies and time.monotonic() < until:
+            time.sleep(0.02)
+        workers = children(process.pid)
+        assert len(workers) == 3
+        process.terminate()
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out, err) == (143, "", "")
+    assert alive(workers) == []
+
+
+def test_without_the_sdk_it_says_which_extra_to_install_and_goes_on(few):
+    script = (
+        "import sys; sys.modules['opentelemetry.sdk'] = None\n"
+        f"sys.argv = ['idemguard', 'demo', {few!r}, '--json', '--delay', '0']\n"
+        "from idemguard.__main__ import main\n"
+        "if __name__ == '__main__': sys.exit(main())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, ENDPOINT: f"http://{HOST}:{free_port()}"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["enforce"]["duplicates"] == 0
+    (line,) = done.stderr.splitlines()
+    assert "pip install 'idemguard[otlp]'" in line
+
+
+def test_without_the_variables_the_sdk_is_not_loaded(few):
+    script = (
+        f"import sys; sys.argv = ['idemguard', 'demo', {few!r}, '--json', '--delay', '0']\n"
+        "from idemguard.__main__ import main\n"
+        "if __name__ == '__main__':\n"
+        "    import idemguard.demo.run\n"  # all that a worker loads
+        "    assert main() == 0\n"
+        "    print([name for name in sys.modules if 'opentelemetry.sdk' in name], file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, {}),
+        ({ENDPOINT: " "}, {}),
+        ({ENDPOINT: "http://c:4318"}, {"traces": "http://c:4318", "metrics": "http://c:4318"}),
+        ({"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://m/x"}, {"metrics": "http://m/x"}),
+        (
+            {ENDPOINT: "http://c", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://t"},
+            {"traces": "http://t", "metrics": "http://c"},
+        ),
+        ({ENDPOINT: "http://c", "OTEL_METRICS_EXPORTER": "none"}, {"traces": "http://c"}),
+        ({ENDPOINT: "http://c", "OTEL_SDK_DISABLED": "TRUE"}, {}),
+        ({ENDPOINT: "http://c", "OTEL_SDK_DISABLED": "false", "OTEL_TRACES_EXPORTER": "none"}, {"metrics": "http://c"}),
+    ],
+)  # fmt: skip
+def test_the_variables_of_opentelemetry_count(monkeypatch, variables, found):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert export.endpoints() == found
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "variables", "where"),
+    [
+        ("http://jaeger.example:4318", {}, "http://jaeger.example:16686/search?service=idemguard-demo"),
+        ("https://u:p@j/v1/traces", {}, "http://j:16686/search?service=idemguard-demo"),
+        ("http://[::1]:4318", {}, "http://[::1]:16686/search?service=idemguard-demo"),
+        ("nonsense", {}, "http://localhost:16686/search?service=idemguard-demo"),
+        ("http://[bad", {}, "http://localhost:16686/search?service=idemguard-demo"),
+        ("http://c", {"OTEL_SERVICE_NAME": "a&b"}, "http://c:16686/search?service=a%26b"),
+        (
+            "http://c",
+            {"OTEL_RESOURCE_ATTRIBUTES": "a=b, service.name=mine"},
+            "http://c:16686/search?service=mine",
+        ),
+        (
+            "http://c",
+            {"IDEMGUARD_JAEGER_URL": "https://traces.example/ui/"},
+            "https://traces.example/ui/search?service=idemguard-demo",
+        ),
+    ],
+)  # fmt: skip
+def test_jaegers_pages_are_guessed_from_the_endpoint(monkeypatch, endpoint, variables, where):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert export.jaeger(endpoint) == where
 
 
 # --- the command -----------------------------------------------------------------------------------------

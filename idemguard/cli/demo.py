@@ -63,8 +63,11 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
     Three processes get batches of the text files under FOLDER (some that come with idemguard,
     where none is given) that overlap in part of the tasks. They work them off first in observe
     mode, which only counts, then in enforce mode. All figures are read from the ledger.
+
+    Where OTEL_EXPORTER_OTLP_ENDPOINT names an OTLP endpoint (HTTP, port 4318 as a rule), spans and
+    metrics of the workers go there; the other variables of OpenTelemetry count as well.
     """
-    from idemguard.demo import TEXTS, documents, plan, table  # noqa: PLC0415 - loaded when needed
+    from idemguard.demo import TEXTS, documents, export, plan, table  # noqa: PLC0415 - loaded when needed
     from idemguard.ledger import ExecutionLedger  # noqa: PLC0415 - loaded when needed
     from idemguard.stores import open_store  # noqa: PLC0415 - loaded when needed
 
@@ -77,12 +80,23 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
     except documents.UnusableError as error:
         raise click.ClickException(str(error)) from error
     planned = plan.plan(found.documents, overlap)
+    sent = export.endpoints()
+    if sent and not export.installed():
+        click.echo(
+            "idemguard: sending spans and metrics needs pip install 'idemguard[otlp]'; "
+            "the demo goes on without",
+            err=True,
+        )
+        sent = {}
     out = table.console()
     with _store(store) as url, closing(open_store(url)) as shared:
         ExecutionLedger(shared, namespace="demo").totals()  # raises now where it cannot be used
         if not as_json:
             table.introduce(out, planned, len(found.documents), found.skipped)
-        passes = _both(planned, url, shared, found, delay=delay, out=None if as_json else out)
+        passes = _both(
+            planned, url, shared, found,
+            delay=delay, signals=tuple(sent), out=None if as_json else out,
+        )  # fmt: skip
     observed, enforced = (figures for _, figures, _ in passes)
     if as_json:
         click.echo(json.dumps(_told(planned, found, passes, store), indent=2))
@@ -91,11 +105,40 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
         if store is not None:
             names = " and ".join(namespace for namespace, _, _ in passes)
             table.say(out, f"The ledger stays in {without_password(store)}, namespaces {names}.")
-    return _trouble([came for _, _, came in passes])
+        if sent:
+            table.say(out, _where(planned, sent))
+    all_came = [came for _, _, came in passes]
+    for came in all_came:
+        for what, why in sorted(came.unsent.items()):
+            place = without_password(sent[what])
+            click.echo(f"idemguard: {what} did not arrive at {place}: {why}", err=True)
+    return _trouble(all_came)
+
+
+def _where(planned: Plan, sent: dict[str, str]) -> str:
+    """Where to look for the spans and metrics that were sent."""
+    from idemguard.api import Task  # noqa: PLC0415 - loaded when needed
+    from idemguard.demo import export  # noqa: PLC0415 - loaded when needed
+
+    if "traces" not in sent:
+        return f"Metrics went to {without_password(sent['metrics'])}."
+    tags = "idemguard.outcome=reused"
+    if planned.doubled:
+        call = planned.doubled[0]
+        fingerprint = Task.of(call.task_type, {"document": call.document}).fingerprint
+        tags = f"{tags}, or idemguard.fingerprint={fingerprint[:16]} for one task and all its calls"
+    return f"Traces in Jaeger: {export.jaeger(sent['traces'])}\nSearch there by tag: {tags}."
 
 
 def _both(
-    planned: Plan, url: str, shared: Store, found: Found, *, delay: float, out: Console | None
+    planned: Plan,
+    url: str,
+    shared: Store,
+    found: Found,
+    *,
+    delay: float,
+    signals: tuple[str, ...],
+    out: Console | None,
 ) -> list[tuple[str, Figures, Came]]:
     """The two passes: of each the namespace, the figures, and what became of the workers."""
     from idemguard.demo import figures, run, table  # noqa: PLC0415 - loaded when needed
@@ -106,7 +149,7 @@ def _both(
     for mode in MODES:
         namespace = f"demo-{mark}-{mode}"
         ledger = ExecutionLedger(shared, namespace=namespace)
-        setting = run.Setting(url, namespace, mode, str(found.folder), delay)
+        setting = run.Setting(url, namespace, mode, str(found.folder), delay, signals)
         with ExitStack() as stack:
             told = stack.enter_context(table.bar(out, mode, planned.calls)) if out else lambda: None
             came = run.race(planned.batches, setting, told)
@@ -114,6 +157,7 @@ def _both(
             why = "; ".join([*came.died, *came.failed[:1]])
             raise click.ClickException(f"no call came to an end in {mode} mode: {why}")
         passes.append((namespace, figures(ledger), came))
+        signals = tuple(what for what in signals if what not in came.unsent)  # nobody is there
     return passes
 
 

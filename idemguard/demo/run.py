@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import signal
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
+    from idemguard.demo.otlp import Export
     from idemguard.demo.plan import Call
 
 LEASE = 5.0  # seconds: a worker that dies holds the others up for no longer
 START = 20.0  # seconds that the workers have to get ready
 SILENCE = 10.0  # seconds without a word from any of them, beside the delay, before they are ended
 GRACE = 2.0  # seconds that a worker has to give its claim back when it is ended
+HURRY = 0.5  # seconds of them for its spans
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Setting:
         mode: `observe` or `enforce`.
         folder: of the documents.
         delay: seconds that a large model takes.
+        signals: of OpenTelemetry, `traces` and `metrics`, that are sent to where the environment says.
 
     """
 
@@ -49,6 +53,7 @@ class Setting:
     mode: str
     folder: str
     delay: float
+    signals: tuple[str, ...] = ()
 
 
 @dataclass
@@ -59,12 +64,14 @@ class Came:
         done: calls that returned.
         died: what became of the workers that did not reach the end of their batch.
         failed: calls that raised, in words.
+        unsent: the signals of which nothing has arrived, and why.
 
     """
 
     done: int = 0
     died: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    unsent: dict[str, str] = field(default_factory=dict)
 
 
 # --- in the worker's process -----------------------------------------------------------------------------
@@ -75,12 +82,15 @@ def work(line: Connection, name: str, setting: Setting, batch: Sequence[Call]) -
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started this hears it, and ends this
     signal.signal(signal.SIGTERM, _leave)
     os.environ.pop("IDEMGUARD_MODE", None)  # the demo is about both modes
+    export, unsent = _export(setting.signals)
     guard = Guard(
         store=setting.store,
         namespace=setting.namespace,
         mode=setting.mode,
         lease=LEASE,
         pricer=PRICES,
+        tracer_provider=None if export is None else export.tracers,
+        meter_provider=None if export is None else export.meters,
     )
     try:
         guard.ledger.totals()  # opens the store
@@ -88,13 +98,29 @@ def work(line: Connection, name: str, setting: Setting, batch: Sequence[Call]) -
         line.recv()
         for call in batch:
             line.send(_one(guard, name, setting, call))
-        line.send(("end", ""))
+        if export is not None:
+            unsent, export = export.close(), None
+        line.send(("end", json.dumps(unsent)))
     except StoreError as error:
         line.send(("broken", str(error)))
     except (EOFError, OSError):
         pass  # whoever started this is gone
     finally:
         guard.close()
+        if export is not None:
+            export.close(HURRY)
+
+
+def _export(signals: Sequence[str]) -> tuple[Export | None, dict[str, str]]:
+    """What sends the signals; or, where the environment's settings are none, why it cannot."""
+    if not signals:
+        return None, {}
+    from idemguard.demo.otlp import Export  # noqa: PLC0415 - loads the SDK
+
+    try:
+        return Export(signals), {}
+    except Exception as error:  # noqa: BLE001 - whatever it is, the demo goes on
+        return None, dict.fromkeys(signals, str(error))
 
 
 def _one(guard: Guard, name: str, setting: Setting, call: Call) -> tuple[str, str]:
@@ -237,8 +263,9 @@ def _follow(
                     told()
                 case "broken", about:
                     raise StoreError(about)
-                case "end", _:
+                case "end", unsent:
                     through.add(worker.name)
+                    came.unsent |= json.loads(unsent)
                 case _:
                     del at_work[line]  # type: ignore[arg-type]
                     if worker.name not in through:

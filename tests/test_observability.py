@@ -1,0 +1,527 @@
+"""The Prometheus rules, the dashboard and the compose file name what a real scrape has, and parse."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import urlopen
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from programs import need
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+from servers.server import HOST, free_port, until
+
+from idemguard import Guard, agent, record_usage
+from idemguard.cli import command
+from idemguard.errors import StoreUnavailableError, WaitTimeoutError
+from idemguard.record import DUPLICATES, Cause
+from idemguard.stores.memory import MemoryStore
+from idemguard.windows import OUTCOMES
+
+FOLDER = Path(__file__).parents[1] / "examples" / "observability"
+RULES = yaml.safe_load((FOLDER / "idemguard-rules.yml").read_text())
+TESTS = sorted(FOLDER.glob("*.test.yml"))
+DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "idemguard.json").read_text())
+COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
+COLLECTOR = yaml.safe_load((FOLDER / "otel-collector.yml").read_text())
+PROMETHEUS = yaml.safe_load((FOLDER / "prometheus.yml").read_text())
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idemguard"
+
+RECORDED = {
+    rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule
+}
+ALERTS = [rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule]
+
+PRICES = {"m": {"input": "3", "output": "15"}}
+
+
+# --- a real scrape ---------------------------------------------------------------------------------------
+
+
+def body(payload):
+    record_usage(input_tokens=1000, output_tokens=100, model="m")
+    return payload
+
+
+def fails(_):
+    raise ValueError
+
+
+class Down(MemoryStore):
+    """A store that answers nothing."""
+
+    def perform(self, _):
+        raise StoreUnavailableError("down")
+
+
+def every_outcome(provider):
+    """Guarded calls of every outcome, and of the duplicates' causes that need no dead process."""
+    calls = []
+    guard = Guard(store=MemoryStore(), meter_provider=provider, pricer=PRICES)
+
+    def run(number, act=body, guard=guard, **options):
+        calls.append(guard.run_task("summarise", {"n": number}, act, **options).source)
+
+    with agent("researcher"):
+        run(1)
+        run(1)
+    run(2, lambda _: {"status": "out_of_scope"})
+    with pytest.raises(ValueError):  # noqa: PT011 - it is the body's own
+        run(3, fails)
+    started, go_on = threading.Event(), threading.Event()
+
+    def slow(payload):
+        started.set()
+        assert go_on.wait(20)
+        return body(payload)
+
+    leader = threading.Thread(target=run, args=(4, slow))
+    leader.start()
+    try:
+        assert started.wait(20)
+        with pytest.raises(WaitTimeoutError):
+            run(4, wait_timeout=0, on_timeout="raise")
+        run(4, wait_timeout=0)
+    finally:
+        go_on.set()
+        leader.join()
+    down = Guard(store=Down(), meter_provider=provider, pricer=PRICES, on_store_error="run")
+    run(5, guard=down)
+    down.engine.backlog._owed.clear()  # nobody will ever be there to be told
+    observing = Guard(store=MemoryStore(), meter_provider=provider, pricer=PRICES, mode="observe")
+    run(6, guard=observing)
+    run(6, guard=observing)
+    return {*calls, "failed", "refused"}
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """What a scrape holds: of every sample's name the labels of its series."""
+
+    series: dict[str, list[dict[str, str]]]
+    values: dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+    @classmethod
+    def of(cls, text):
+        series, values = {}, {}
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name.startswith("idemguard"):
+                    series.setdefault(sample.name, []).append(sample.labels)
+                    values[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+        return cls(series, values)
+
+    def labels(self, name):
+        return {label for labels in self.series[name] for label in labels}
+
+    def told(self, name, label):
+        """The values that a label of a metric has."""
+        return {labels.get(label, "") for labels in self.series[name]}
+
+
+@pytest.fixture(scope="module")
+def scrape():
+    """What Prometheus gets of a process that had calls of every outcome."""
+    registry = CollectorRegistry()
+    provider = MeterProvider(metric_readers=[PrometheusMetricReader(registry=registry)])
+    try:
+        assert every_outcome(provider) == set(OUTCOMES)
+        return Scrape.of(generate_latest(registry).decode())
+    finally:
+        provider.shutdown()
+
+
+def test_the_scrape_has_every_series_that_a_rule_may_ask_for(scrape):
+    assert scrape.told("idemguard_calls_total", "idemguard_outcome") == set(OUTCOMES)
+    assert scrape.told("idemguard_executions_total", "idemguard_cause") == set(map(str, Cause))
+    assert scrape.told("idemguard_duplicates_total", "idemguard_cause") == set(map(str, DUPLICATES))
+    for name in ("idemguard_usage_tokens_total", "idemguard_saved_tokens_total"):
+        assert scrape.told(name, "gen_ai_token_type") == {"input", "output"}
+    for name in ("idemguard_usage_cost_USD_total", "idemguard_saved_cost_USD_total"):
+        assert scrape.told(name, "gen_ai_agent_name") == {"researcher", ""}
+    assert scrape.told("idemguard_wait_duration_seconds_count", "idemguard_outcome") == {
+        "fallback",
+        "refused",
+    }
+
+
+# --- the names in what ships -----------------------------------------------------------------------------
+
+TEXT = r'"(?:[^"\\]|\\.)*"'
+SELECTOR = re.compile(rf"([a-zA-Z_:][\w:]*)?\{{((?:[^{{}}\"]|{TEXT})*)\}}")
+MATCHER = re.compile(rf"(\w+)\s*(=~|!~|!=|=)\s*({TEXT})")
+GROUPING = re.compile(r"\b(?:by|on|without|ignoring|group_left|group_right)\s*\(([^)]*)\)")
+METRIC = re.compile(r"(?<![\w:])(?:idemguard[_:][\w:]*|ALERTS)(?![\w:])")
+OF_ALERTS = {"alertname", "alertstate", "severity", "idemguard_task_type"}
+TARGET = {"job", "instance"}  # which Prometheus adds
+SCOPE = {"otel_scope_name", "otel_scope_version", "otel_scope_schema_url"}
+
+
+@dataclass
+class Names:
+    """What a query names: metrics, labels of each, and labels that it groups by."""
+
+    metrics: set[str]
+    matchers: list[tuple[str, str, str, str]]  # metric, label, operator, value
+    grouped: set[str]
+
+    @classmethod
+    def of(cls, query):
+        matchers = [
+            (selector[1] or "", label, how, json.loads(text))
+            for selector in SELECTOR.finditer(query)
+            for label, how, text in MATCHER.findall(selector[2])
+        ]
+        bare = re.sub(TEXT, "", SELECTOR.sub(lambda found: found[1] or "", query))
+        grouped = {
+            label.strip()
+            for found in GROUPING.finditer(bare)
+            for label in found[1].split(",")
+            if label.strip()
+        }
+        return cls(set(METRIC.findall(GROUPING.sub(" ", bare))), matchers, grouped)
+
+
+def check(query, scrape):
+    """Fail where a query names what no scrape and no rule has."""
+    names = Names.of(query)
+    assert names.metrics or "__name__" in query, query
+    known = RECORDED | {"ALERTS"} | scrape.series.keys()
+    assert names.metrics <= known, (query, names.metrics - known)
+
+    def labels(metric):
+        if metric in RECORDED:
+            return {"idemguard_task_type"}
+        return OF_ALERTS if metric == "ALERTS" else scrape.labels(metric) | TARGET
+
+    for metric, label, how, value in names.matchers:
+        if label == "__name__":
+            continue
+        assert label in labels(metric), (query, metric, label)
+        closed = label in ("idemguard_outcome", "idemguard_cause", "gen_ai_token_type")
+        if metric in scrape.series and closed and how == "=":
+            assert value in scrape.told(metric, label), (query, value)
+    of_all = set().union(*map(labels, names.metrics)) if names.metrics else set()
+    assert names.grouped <= of_all, (query, names.grouped - of_all)
+
+
+def queries(panel):
+    return [target["expr"] for target in panel.get("targets", ())]
+
+
+def all_of_the_dashboard():
+    found = [query for panel in DASHBOARD["panels"] for query in queries(panel)]
+    found += [one["expr"] for one in DASHBOARD["annotations"]["list"] if "expr" in one]
+    return found
+
+
+def test_a_wrong_name_is_found(scrape):
+    for query in (
+        "idemguard_call_total",
+        "idemguard:executions:increase7m",
+        'sum(rate(idemguard_calls_total{outcome="executed"}[5m]))',
+        'sum(rate(idemguard_calls_total{idemguard_outcome="reuse"}[5m]))',
+        "sum by (idemguard_cause) (idemguard_calls_total)",
+        "sum by (gen_ai_agent_name) (idemguard_wait_duration_seconds_count)",
+        'idemguard:fallbacks:increase15m{idemguard_outcome="fallback"}',
+    ):
+        with pytest.raises(AssertionError):
+            check(query, scrape)
+
+
+def test_the_rules_name_what_is_scraped_and_what_they_record(scrape):
+    seen = set()
+    for group in RULES["groups"]:
+        for rule in group["rules"]:
+            check(rule["expr"], scrape)
+            used = Names.of(rule["expr"]).metrics
+            assert not {name for name in used & RECORDED if name not in seen}, "used before it is"
+            seen.add(rule.get("record"))
+
+
+def test_the_dashboard_names_what_is_scraped_and_what_the_rules_record(scrape):
+    for query in all_of_the_dashboard():
+        check(query, scrape)
+    for variable in DASHBOARD["templating"]["list"]:
+        if variable["type"] == "query":
+            metric, label = re.fullmatch(
+                r"label_values\((\w+), (\w+)\)", variable["definition"]
+            ).groups()
+            assert label in scrape.labels(metric)
+
+
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_the_series_of_the_rules_tests_are_series_of_the_scrape(path, scrape):
+    for test in yaml.safe_load(path.read_text())["tests"]:
+        for series in test["input_series"]:
+            name, inside = SELECTOR.fullmatch(series["series"]).groups()
+            given = {label: json.loads(text) for label, _, text in MATCHER.findall(inside)}
+            assert given.pop("job"), series
+            assert given.pop("instance"), series
+            free = {"idemguard_task_type", "gen_ai_agent_name"}
+            scraped = [
+                {label: value for label, value in labels.items() if label not in SCOPE | free}
+                for labels in scrape.series[name]
+            ]
+            there = {label: value for label, value in given.items() if label not in free}
+            # outcomes that need more patience than this scrape has are those of the calls
+            if name.startswith("idemguard_wait_duration"):
+                assert there.keys() == scraped[0].keys(), series
+                assert there["idemguard_outcome"] in OUTCOMES
+            else:
+                assert there in scraped, series
+            assert given.keys() <= scrape.labels(name), series
+            assert "idemguard_task_type" in given
+        for asked in test.get("promql_expr_test", ()):
+            check(asked["expr"], scrape)
+        for asked in test.get("alert_rule_test", ()):
+            assert asked["alertname"] in {alert["alert"] for alert in ALERTS}
+
+
+def test_every_alert_is_seen_to_fire_and_not_to_fire():
+    fired, quiet = set(), set()
+    for path in TESTS:
+        for test in yaml.safe_load(path.read_text())["tests"]:
+            for asked in test.get("alert_rule_test", ()):
+                (fired if asked["exp_alerts"] else quiet).add(asked["alertname"])
+            for asked in test.get("promql_expr_test", ()):
+                if asked["expr"] == "ALERTS" and not asked["exp_samples"]:
+                    quiet |= {alert["alert"] for alert in ALERTS}
+    assert fired == quiet == {alert["alert"] for alert in ALERTS}
+
+
+# --- the commands that the alerts name -------------------------------------------------------------------
+
+
+def test_the_commands_that_the_alerts_name_explain_them(tmp_path):
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    guard = Guard(store=url, pricer=PRICES)
+    guard.run_task('app\'s "task"', {"n": 1}, body)
+    guard.close()
+    told = set()
+    for alert in ALERTS:
+        for name, text in alert["annotations"].items():
+            if name.startswith("command"):
+                line = text.replace("{{ $labels.idemguard_task_type }}", "TASK")
+                program, *words = shlex.split(line)
+                assert program == "idemguard"
+                words = [word.replace("TASK", 'app\'s "task"') for word in words]
+                done = CliRunner().invoke(command, ["--store", url, *words])
+                assert done.exit_code == 0, (line, done.output)
+                told.add(words[0])
+    assert told == {"report", "explain", "compare"}
+
+
+# --- the files around them -------------------------------------------------------------------------------
+
+
+def test_the_dashboard_is_whole():
+    assert DASHBOARD["uid"]
+    ids = [panel["id"] for panel in DASHBOARD["panels"]]
+    assert len(set(ids)) == len(ids)
+    variables = {variable["name"] for variable in DASHBOARD["templating"]["list"]}
+    own = {"__range", "__rate_interval"}
+    for query in all_of_the_dashboard():
+        assert set(re.findall(r"\$(\w+)", query)) <= variables | own, query
+    taken = set()
+    for panel in DASHBOARD["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        assert panel["type"] == "row" or panel["description"]
+        assert panel["type"] == "row" or queries(panel)
+
+
+def test_the_limits_on_the_dashboard_are_those_of_the_alerts():
+    limits = {alert["alert"]: float(alert["expr"].split("> ")[1].split()[0]) for alert in ALERTS}
+    drawn = {
+        query.split("{")[0]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
+        for panel in DASHBOARD["panels"]
+        for query in queries(panel)
+        if panel["type"] == "timeseries"
+    }
+    assert (
+        drawn["idemguard:duplication_rate:ratio15m"]
+        == limits["IdemguardDuplicationRateHigh"]
+        == 0.03
+    )
+    assert (
+        drawn["idemguard:fallback_share:ratio15m"] == limits["IdemguardFallbackShareHigh"] == 0.05
+    )
+    assert (
+        drawn["idemguard:input_tokens_growth:ratio1h"] == limits["IdemguardInputTokensHigh"] == 1.5
+    )
+
+
+def test_images_are_pinned_files_are_there_and_nothing_listens_beyond_this_machine():
+    for name, service in COMPOSE["services"].items():
+        if "build" in service:
+            dockerfile = (
+                FOLDER / service["build"]["context"] / service["build"]["dockerfile"]
+            ).resolve()
+            assert dockerfile.is_file()
+            assert dockerfile.with_name(dockerfile.name + ".dockerignore").is_file()
+            (image,) = re.findall(r"^FROM (\S+)$", dockerfile.read_text(), flags=re.MULTILINE)
+        else:
+            image = service["image"]
+        assert re.search(r":v?\d+\.\d+\.\d+(-[\w.-]+)?$", image), (name, image)
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in COMPOSE["volumes"] or (FOLDER / source).exists(), volume
+        for port in service.get("ports", ()):
+            assert port.startswith("127.0.0.1:"), port
+        for needed in service.get("depends_on", ()):
+            assert needed in COMPOSE["services"]
+
+
+def test_each_service_finds_the_others():
+    found = {
+        COLLECTOR["exporters"]["otlphttp"]["endpoint"]: {4318},
+        COMPOSE["services"]["demo"]["environment"]["IDEMGUARD_STORE"]: {6379},
+        COMPOSE["services"]["demo"]["environment"]["OTEL_EXPORTER_OTLP_ENDPOINT"]: {
+            urlsplit(f"//{COLLECTOR['receivers']['otlp']['protocols']['http']['endpoint']}").port
+        },
+    }
+    (job,) = PROMETHEUS["scrape_configs"]
+    (target,) = job["static_configs"][0]["targets"]
+    exposed = urlsplit(f"//{COLLECTOR['exporters']['prometheus']['endpoint']}").port
+    found[f"http://{target}"] = {exposed}
+    sources = yaml.safe_load(
+        (FOLDER / "grafana/provisioning/datasources/datasources.yml").read_text()
+    )["datasources"]
+    for source in sources:
+        found[source["url"]] = {9090} if source["type"] == "prometheus" else {16686}
+    for url, ports in found.items():
+        assert urlsplit(url).hostname in COMPOSE["services"], url
+        assert urlsplit(url).port in ports, url
+    assert job["honor_labels"] is True  # else three workers would be one
+    (provider,) = yaml.safe_load(
+        (FOLDER / "grafana/provisioning/dashboards/dashboards.yml").read_text()
+    )["providers"]
+    mounted = [volume.split(":")[1] for volume in COMPOSE["services"]["grafana"]["volumes"]]
+    assert provider["options"]["path"] in mounted
+    chosen = DASHBOARD["templating"]["list"][0]["current"]["value"]
+    assert chosen in {source["uid"] for source in sources}
+
+
+# --- promtool --------------------------------------------------------------------------------------------
+
+
+def promtool(*args):
+    program = need("promtool", how="install Debian's package prometheus")
+    done = subprocess.run(
+        [program, *map(str, args)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.promtool
+def test_promtool_takes_the_rules():
+    told = promtool("check", "rules", FOLDER / "idemguard-rules.yml")
+    assert f"{len(RECORDED) + len(ALERTS)} rules found" in told
+
+
+@pytest.mark.promtool
+def test_promtool_takes_the_configuration():
+    assert "SUCCESS: 1 rule files found" in promtool("check", "config", FOLDER / "prometheus.yml")
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
+def test_promtool_sees_the_alerts_fire_and_not_fire(path):
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+
+@pytest.mark.promtool
+def test_promtool_sees_a_limit_that_is_changed(tmp_path):
+    for path in FOLDER.glob("*.yml"):
+        shutil.copy(path, tmp_path)
+    rules = tmp_path / "idemguard-rules.yml"
+    rules.write_text(rules.read_text().replace("> 0.03", "> 0.05"))
+    with pytest.raises(AssertionError, match="FAILED"):
+        promtool("test", "rules", tmp_path / "idemguard-rules.test.yml")
+
+
+@pytest.mark.promtool
+def test_promtool_takes_every_query_of_the_dashboard(tmp_path):
+    found = [
+        re.sub(r"\$(task_type|agent)", ".*", re.sub(r"\$__\w+", "5m", query))
+        for query in all_of_the_dashboard()
+    ]
+    assert len(found) > 20
+    path = tmp_path / "dashboard.yml"
+    rules = [{"record": f"q:{number}", "expr": query} for number, query in enumerate(found)]
+    path.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(found)} rules found" in promtool("check", "rules", path)
+
+
+# --- the collector ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def collector(tmp_path):
+    """The collector's configuration, run by what is built of the same parts; where it takes and gives."""
+    program = need(
+        "jaeger",
+        places=sorted(CACHE.glob("jaeger-*/jaeger"), reverse=True),
+        how="run tests/build_jaeger.sh, which needs Go",
+    )
+    takes, gives = free_port(), free_port()
+    configured = json.loads(json.dumps(COLLECTOR))
+    configured["receivers"]["otlp"]["protocols"] = {"http": {"endpoint": f"{HOST}:{takes}"}}
+    configured["exporters"]["prometheus"]["endpoint"] = f"{HOST}:{gives}"
+    configured["service"]["telemetry"] = {"metrics": {"level": "none"}}
+    path = tmp_path / "collector.yml"
+    path.write_text(yaml.safe_dump(configured))
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen([program, "--config", path], stdout=log, stderr=log)
+    try:
+        yield f"http://{HOST}:{takes}/v1/metrics", f"http://{HOST}:{gives}/metrics"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def got(url):
+    """What is there."""
+    with urlopen(url, timeout=5) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.jaeger
+def test_the_collector_gives_prometheus_the_same_names(collector, scrape):
+    takes, gives = collector
+    until(lambda: got(gives) or True, what="the collector")
+    reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=takes, timeout=10))
+    provider = MeterProvider(metric_readers=[reader])
+    try:
+        every_outcome(provider)
+    finally:
+        provider.shutdown()
+    until(lambda: "idemguard_calls_total" in got(gives), what="metrics at the collector")
+    there = Scrape.of(got(gives))
+    assert there.series.keys() == scrape.series.keys()
+    for name in scrape.series:
+        assert there.labels(name) == scrape.labels(name) | TARGET, name
