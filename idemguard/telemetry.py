@@ -88,6 +88,7 @@ DECLINED = "idemguard.declined"
 STORE_FAILED = "idemguard.store_failed"
 
 CALLS = "idemguard.calls"  # metrics
+FOUND = "idemguard.claims.found"
 EXECUTIONS = "idemguard.executions"
 DUPLICATED = "idemguard.duplicates"
 USAGE_TOKENS = "idemguard.usage.tokens"
@@ -160,6 +161,7 @@ class Telemetry:
         meter = metrics.get_meter(SCOPE, version, settings.meter_provider)
         count, spread = meter.create_counter, meter.create_histogram
         self.calls = count(CALLS, "{call}", "Calls that ended, by what they came to.")
+        self.found = count(FOUND, "{call}", "Calls that ended and had found a living leader.")
         self.executions = count(EXECUTIONS, "{execution}", "Bodies that started, by their cause.")
         self.duplicates = count(
             DUPLICATED, "{execution}", "Executions beside a result or a leader, or unseen."
@@ -252,6 +254,7 @@ class Telemetry:
         labels = self.labels(caller)
         for outcome in OUTCOMES:
             self.calls.add(0, labels | {OUTCOME: outcome})
+        self.found.add(0, labels)
         for cause in Cause:
             self.executions.add(0, labels | {CAUSE: str(cause)})
         for cause in sorted(DUPLICATES):
@@ -340,7 +343,7 @@ class Seen:
         "_found",
         "_held",
         "_leaders",
-        "_lost",
+        "_lost_at",
         "_pid",
         "_span",
         "_spent",
@@ -367,7 +370,7 @@ class Seen:
         self._beside: Caller | None = None  # the leader that was waited for last
         self._leaders: set[str] = set()  # ids that are linked to
         self._found = False  # a living leader
-        self._lost = False  # it was told
+        self._lost_at: int | None = None  # ns: when it was noticed that the claim is not held
         self._held = False  # all is said, but a consumer still reads
         self.over = False
         self._spent: Callable[[], Spent] | None = None
@@ -413,10 +416,8 @@ class Seen:
 
     @_harmless
     def lost(self) -> None:
-        """Its claim is no longer held."""
-        if not self._lost and not self.over:
-            self._lost = True
-            self._event(LOST, "its lease ran out before it was renewed, or it was forgotten")
+        """Its claim is no longer held; why, its end knows."""
+        self._lost_at = self._lost_at or time.time_ns()
 
     def watch(self, flow: Generator[Wish, Any, R]) -> Generator[Wish, Any, R]:
         """The same flow; what it asks and is answered is seen."""
@@ -500,8 +501,8 @@ class Seen:
         if before:
             _link(self._span, max(before, key=lambda line: line.claim.token).claim.caller, "lost")
 
-    def _event(self, name: str, reason: str, **about: str) -> None:
-        self._span.add_event(name, {REASON: reason} | about)
+    def _event(self, name: str, reason: str, at: int | None = None) -> None:
+        self._span.add_event(name, {REASON: reason}, at)
 
     # --- the end ---------------------------------------------------------------------------------------
 
@@ -586,8 +587,11 @@ class Seen:
         if leader is not None and (ids := leader.trace) is not None:
             span.set_attribute(LEADER_TRACE_ID, ids[0])
             span.set_attribute(LEADER_SPAN_ID, ids[1])
-        if reply.lost and not self._lost:
-            self._event(LOST, "its lease ran out before its end")
+        if reply.lost:
+            self._event(LOST, "its lease ran out", self._lost_at)
+        elif self._lost_at is not None and source != "fallback":
+            reason = "its task was forgotten, or its fallback's result was kept before its own"
+            self._event(LOST, reason, self._lost_at)
         if source == "declined":
             raised = isinstance(error, OutOfScope)
             self._event(
@@ -628,6 +632,7 @@ class Seen:
         telemetry.duration.record(time.monotonic() - self._started, labels, self._context)
         if self._found or waited or source == "fallback" or timed_out:
             telemetry.waits.record(waited, labels, self._context)
+            telemetry.found.add(1, telemetry.labels(self.ask.caller), self._context)
 
 
 def _traced(caller: Caller, span: SpanContext) -> Caller:

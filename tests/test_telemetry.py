@@ -524,7 +524,7 @@ def test_a_lease_that_ran_out_unseen_is_told_at_the_end(failing, tapped, emitted
     late, successor = emitted.spans(SPAN)
     assert successor.attributes["idemguard.cause"] == "lost"
     assert events(successor) == []
-    assert reasons(late) == {"idemguard.lost": "its lease ran out before its end"}
+    assert reasons(late) == {"idemguard.lost": "its lease ran out"}
     assert late.attributes["idemguard.outcome"] == "executed"
 
 
@@ -553,7 +553,31 @@ def test_a_loss_that_is_known_is_told_once(failing, tapped, emitted, form, crew,
     assert [c.lost for c in calls] == [False, True]
     late, _ = emitted.spans(SPAN)
     assert events(late) == ["idemguard.lost"]
-    assert "before it was renewed" in reasons(late)["idemguard.lost"]
+    assert reasons(late) == {"idemguard.lost": "its lease ran out"}
+
+
+def test_a_fallback_that_comes_second_has_lost_nothing(watched, emitted, form, crew, until):
+    """Its result is not kept, which a renewal tells it; but no lease ran out."""
+    begun, done = threading.Event(), threading.Event()
+
+    def body(n):
+        if not begun.is_set():
+            begun.set()
+            assert done.wait(LONG)
+            return "leader"
+        done.set()
+        execution = current()
+        until(lambda: execution.lost)
+        return "fallback"
+
+    call = form.guarded(watched(), body, lease=0.09, wait_timeout=0)
+    leader = crew.start(call, 1)
+    assert begun.wait(LONG)
+    assert call(1) == "fallback"
+    assert leader.result(LONG) == "leader"
+    first, second = emitted.spans(SPAN)
+    assert second.attributes["idemguard.outcome"] == "fallback"
+    assert (events(first), events(second)) == ([], ["idemguard.fallback"])
 
 
 def test_a_claim_that_was_taken_away_is_told_by_the_next_renewal(watched, emitted, form, until):
@@ -571,7 +595,7 @@ def test_a_claim_that_was_taken_away_is_told_by_the_next_renewal(watched, emitte
     call(1)
     span = emitted.span(SPAN)
     assert reasons(span) == {
-        "idemguard.lost": "its lease ran out before it was renewed, or it was forgotten"
+        "idemguard.lost": "its task was forgotten, or its fallback's result was kept before its own"
     }
     assert span.events[0].timestamp <= told[0]  # while the body ran
     assert events(span) == ["idemguard.lost"]  # and not once more at the end

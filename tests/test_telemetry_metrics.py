@@ -93,6 +93,7 @@ class BoomError(Exception):
 
 COUNTERS = {
     "idemguard.calls": ("{call}", {TYPE, OUTCOME, AGENT}),
+    "idemguard.claims.found": ("{call}", {TYPE, AGENT}),
     "idemguard.executions": ("{execution}", {TYPE, CAUSE, AGENT}),
     "idemguard.duplicates": ("{execution}", {TYPE, CAUSE, AGENT}),
     "idemguard.usage.tokens": ("{token}", {TYPE, TOKEN, AGENT}),
@@ -157,13 +158,14 @@ def test_a_scope_and_its_version(guard, emitted):
 
 def zero_series(*, priced, **labels):
     """Every series of a counter that is to be there for a task type and an agent."""
-    tokens = {(("input",), TOKEN), (("output",), TOKEN)}
+    tokens = [{TOKEN: "input"}, {TOKEN: "output"}]
     by = {
         "idemguard.calls": [{OUTCOME: outcome} for outcome in OUTCOMES],
+        "idemguard.claims.found": [{}],
         "idemguard.executions": [{CAUSE: str(cause)} for cause in Cause],
         "idemguard.duplicates": [{CAUSE: str(cause)} for cause in DUPLICATES],
-        "idemguard.usage.tokens": [{TOKEN: kind} for (kind,), _ in tokens],
-        "idemguard.saved.tokens": [{TOKEN: kind} for (kind,), _ in tokens],
+        "idemguard.usage.tokens": tokens,
+        "idemguard.saved.tokens": tokens,
     }
     if priced:
         by |= {"idemguard.usage.cost": [{}], "idemguard.saved.cost": [{}]}
@@ -234,6 +236,7 @@ def test_series_are_bounded_whatever_the_load(guard, emitted):
     agents = 51
     bounds = {
         "idemguard.calls": len(OUTCOMES) * agents,
+        "idemguard.claims.found": agents,
         "idemguard.executions": len(Cause) * agents,
         "idemguard.duplicates": len(DUPLICATES) * agents,
         "idemguard.usage.tokens": 2 * agents,

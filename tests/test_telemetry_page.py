@@ -22,7 +22,7 @@ ATTRIBUTES = {
 }  # fmt: skip
 EVENTS = {telemetry.LOST, telemetry.FALLBACK, telemetry.DECLINED, telemetry.STORE_FAILED}
 METRICS = {
-    telemetry.CALLS, telemetry.EXECUTIONS, telemetry.DUPLICATED, telemetry.USAGE_TOKENS,
+    telemetry.CALLS, telemetry.FOUND, telemetry.EXECUTIONS, telemetry.DUPLICATED, telemetry.USAGE_TOKENS,
     telemetry.USAGE_COST, telemetry.SAVED_TOKENS, telemetry.SAVED_COST, telemetry.CALL_DURATION,
     telemetry.WAIT_DURATION,
 }  # fmt: skip

@@ -126,9 +126,9 @@ def _source(where: Address, source: str) -> tuple[Claim, Spent]:
 
 def _claim(where: Address, source: list[Any]) -> Claim:
     token, nonce, cause, generation, started, holds, caller = source
-    *about, digests = caller[:7]
+    task_type, worker, agent, parent, trace_id, span_id, digests, *flags = caller
     pairs = tuple([(name, digest) for name, digest in digests])
-    who = Caller._make((*about, pairs, *caller[7:]))
+    who = Caller(task_type, worker, agent, parent, trace_id, span_id, pairs, *flags)
     return Claim(where, token, nonce, Cause(cause), generation, started, holds, who)
 
 
