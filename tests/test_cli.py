@@ -950,7 +950,7 @@ def test_the_shell_completes_commands_and_options():
 
     environment = {**os.environ, "_IDEMGUARD_COMPLETE": "zsh_source"}
     assert "idemguard" in process(env=environment).stdout
-    assert complete("idemguard re", 1) == ["plain,report", "plain,resolve"]
+    assert complete("idemguard re", 1) == ["plain,reconcile", "plain,report", "plain,resolve"]
     assert "plain,--task-type" in complete("idemguard report --t", 2)
     assert complete("idemguard report --format ", 3) == ["plain,table", "plain,json", "plain,csv"]
 

@@ -110,7 +110,7 @@ def test_a_report_says_what_ran_and_what_it_came_to(ledger):
 def test_totals_and_rows_hold_the_same_fields(ledger):
     told = plain.report(gather(ledger))
     assert list(told) == [
-        "since", "until", "namespace", "totals", "task_types", "agents", "drops", "loops",
+        "since", "until", "namespace", "totals", "task_types", "agents", "alerts", "drops", "loops",
         "missed_duplicates", "workers", "growth",
     ]  # fmt: skip
     assert told["totals"].keys() == FIELDS | MORE

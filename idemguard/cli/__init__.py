@@ -12,8 +12,10 @@ import click
 import rich  # noqa: F401 - whoever lacks it is told now, not halfway
 
 from idemguard.cli.base import Program, where
+from idemguard.cli.check import check
 from idemguard.cli.demo import demo
 from idemguard.cli.lines import export, tail
+from idemguard.cli.reconcile import reconcile
 from idemguard.cli.sums import compare, explain, report
 from idemguard.cli.tasks import forget, resolve, show
 
@@ -35,13 +37,13 @@ def command(context: click.Context) -> None:
     --store and --namespace may stand before or after a command's name; where they are not
     given, IDEMGUARD_STORE and IDEMGUARD_NAMESPACE count, then the project's own file.
 
-    Exit codes: 0 fine, 1 what was asked for is not there, 2 an error.
+    Exit codes: 0 fine, 1 what was asked for is not there (check: something alerts), 2 an error.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())
 
 
-for one in (report, show, explain, compare, tail, export, forget, resolve, demo):
+for one in (report, check, show, explain, compare, tail, export, reconcile, forget, resolve, demo):
     command.add_command(one)
 
 

@@ -65,7 +65,8 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
     mode, which only counts, then in enforce mode. All figures are read from the ledger.
 
     Where OTEL_EXPORTER_OTLP_ENDPOINT names an OTLP endpoint (HTTP, port 4318 as a rule), spans and
-    metrics of the workers go there; the other variables of OpenTelemetry count as well.
+    metrics of the workers go there by http/protobuf; the other variables of OpenTelemetry count as
+    well.
     """
     from idemguard.demo import TEXTS, documents, export, plan, table  # noqa: PLC0415 - loaded when needed
     from idemguard.ledger import ExecutionLedger  # noqa: PLC0415 - loaded when needed
@@ -81,6 +82,9 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
         raise click.ClickException(str(error)) from error
     planned = plan.plan(found.documents, overlap)
     sent = export.endpoints()
+    if unspoken := export.unspoken(sent):
+        click.echo(f"idemguard: {_other_protocol(unspoken)}", err=True)
+        sent = {what: place for what, place in sent.items() if what not in unspoken}
     if sent and not export.installed():
         click.echo(
             "idemguard: sending spans and metrics needs pip install 'idemguard[otlp]'; "
@@ -105,18 +109,44 @@ def demo(folder: str | None, overlap: float, delay: float, store: str | None, as
         if store is not None:
             names = " and ".join(namespace for namespace, _, _ in passes)
             table.say(out, f"The ledger stays in {without_password(store)}, namespaces {names}.")
-        if sent:
-            table.say(out, _where(planned, sent))
+        if arrived := {
+            what: place
+            for what, place in sent.items()
+            if any(what in came.arrived for _, _, came in passes)
+        }:
+            table.say(out, _where(planned, arrived))
     all_came = [came for _, _, came in passes]
-    for came in all_came:
-        for what, why in sorted(came.unsent.items()):
-            place = without_password(sent[what])
-            click.echo(f"idemguard: {what} did not arrive at {place}: {why}", err=True)
+    _missing(all_came, sent)
     return _trouble(all_came)
 
 
+def _other_protocol(unspoken: dict[str, tuple[str, str]]) -> str:
+    """Why some signals are not sent, and what to change."""
+    from idemguard.demo import export  # noqa: PLC0415 - loaded when needed
+    from idemguard.demo.documents import shown  # noqa: PLC0415 - loaded when needed
+
+    settings = {name: f"{name} (now {shown(protocol)})" for name, protocol in unspoken.values()}
+    return (
+        f"the demo speaks {export.PROTOCOL} alone and goes on without {' and '.join(unspoken)}; "
+        f"to have them sent, set {' and '.join(settings.values())} to {export.PROTOCOL}, and the "
+        f"endpoint to a port that takes it, {export.HTTP_PORT} as a rule"
+    )
+
+
+def _missing(all_came: list[Came], sent: dict[str, str]) -> None:
+    """Say what did not arrive, and what helps."""
+    from idemguard.demo import export  # noqa: PLC0415 - loaded when needed
+
+    unsent = {what: why for came in all_came for what, why in came.unsent.items()}
+    for what, why in sorted(unsent.items()):
+        some = "some " if any(what in came.arrived for came in all_came) else ""
+        told = f"idemguard: {some}{what} did not arrive at {without_password(sent[what])}: {why}"
+        advice = export.advice(what, sent[what], unsent)
+        click.echo(f"{told}; {advice}" if advice else told, err=True)
+
+
 def _where(planned: Plan, sent: dict[str, str]) -> str:
-    """Where to look for the spans and metrics that were sent."""
+    """Where to look for the spans and metrics that arrived."""
     from idemguard.api import Task  # noqa: PLC0415 - loaded when needed
     from idemguard.demo import export  # noqa: PLC0415 - loaded when needed
 
@@ -157,7 +187,8 @@ def _both(
             why = "; ".join([*came.died, *came.failed[:1]])
             raise click.ClickException(f"no call came to an end in {mode} mode: {why}")
         passes.append((namespace, figures(ledger), came))
-        signals = tuple(what for what in signals if what not in came.unsent)  # nobody is there
+        # where nothing arrived, nobody is there
+        signals = tuple(what for what in signals if what in came.arrived or what not in came.unsent)
     return passes
 
 

@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from idemguard import billing
 from idemguard.cli.base import FINE, answer, opened, paper, say, where
 from idemguard.cli.output import busy, to_file, writing
+from idemguard.cli.reconcile import meter_of, metered
 from idemguard.cli.times import When, ordered, since_until
 from idemguard.errors import StoreUnavailableError
 from idemguard.ledger import EVER
 from idemguard.record import Status
 from idemguard.report import details, plain
+from idemguard.report.words import many
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
+    from idemguard.billing import Meter
     from idemguard.cli.base import Place
     from idemguard.record import Execution
 
@@ -27,19 +33,38 @@ AGAIN = 5_000  # ms that are read again, for lines that came late
 GIVEN_UP = 600_000  # ms after its lease, a lost execution is not expected to come back
 
 
+METERED = "stripe-meter-events"
+NAMED = 3  # names without a customer that a sentence tells
+
+
 # --- export ----------------------------------------------------------------------------------------
 
 
 @click.command()
-@answer(("jsonl", "csv"))
+@answer(("jsonl", "csv", METERED))
 @to_file
 @since_until
+@partial(metered, required=False)
+@click.option(
+    "--strict", is_flag=True,
+    help="It is an error, exit code 2, where executions cannot become events.",
+)  # fmt: skip
 @where
-def export(form: str, path: str | None, since: When | None, until: When | None) -> int:
+def export(
+    *,
+    form: str,
+    path: str | None,
+    since: When | None,
+    until: When | None,
+    strict: bool,
+    **options: Any,
+) -> int:
     """Every line of the ledger, with all that is known of it.
 
-    Oldest first, as JSON Lines or CSV.
+    Oldest first, as JSON Lines or CSV; or the events of a Stripe meter, as JSON Lines, of the
+    executions that were paid for.
     """
+    meter = _meter(form, strict=strict, **options)
     with opened() as place:
         now = place.ledger.now()
         start = 0 if since is None else since.moment(now)
@@ -47,14 +72,72 @@ def export(form: str, path: str | None, since: When | None, until: When | None) 
         ordered(start, end)
         with writing(path) as file, busy("lines", beside=file) as step:
             lines = _counted(place.ledger.lines(span=(start, end)), step)
-            rows = (
-                plain.sheet(plain.LINE, map(plain.line, lines))
-                if form == "csv"
-                else plain.jsonl(lines)
-            )
+            left_out = _LeftOut()
+            if meter is not None:
+                rows = _events(meter, lines, now, left_out)
+            elif form == "csv":
+                rows = plain.sheet(plain.LINE, map(plain.line, lines))
+            else:
+                rows = plain.jsonl(lines)
             for row in rows:
                 file.write(row)
+            if strict and left_out.why:
+                raise click.ClickException(left_out.told())
+        if left_out.why:
+            say(left_out.told())
     return FINE
+
+
+def _meter(form: str, *, strict: bool, **options: Any) -> Meter | None:
+    """The meter that is exported; None for the other formats."""
+    if form == METERED:
+        for name in ("event_name", "value", "customer"):
+            if options[name] is None:
+                raise click.UsageError(f"--format {METERED} needs --{name.replace('_', '-')}")
+        return meter_of(**options)
+    given = [name for name, value in options.items() if value not in (None, ())]
+    given += ["strict"] * strict
+    if given:
+        raise click.UsageError(f"--{given[0].replace('_', '-')} is for --format {METERED}")
+    return None
+
+
+class _LeftOut:
+    """The executions that cannot become events though they were paid for, or may have been."""
+
+    def __init__(self) -> None:
+        self.why: Counter[billing.Why] = Counter()
+        self.names: dict[str, None] = {}  # that have no customer
+
+    def told(self) -> str:
+        """In words."""
+        kinds = []
+        for why in billing.GAPS:
+            if number := self.why[why]:
+                of = f" ({self._names()})" if why is billing.Why.NO_CUSTOMER else ""
+                kinds.append(f"{number:,} {why}{of}")
+        return f"{many(self.why.total(), 'execution')} left out: {', '.join(kinds)}"
+
+    def _names(self) -> str:
+        names = [repr(name) if name else "none named" for name in list(self.names)[:NAMED]]
+        more = len(self.names) - NAMED
+        return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
+
+
+def _events(
+    meter: Meter, lines: Iterable[Execution], now: int, left_out: _LeftOut
+) -> Iterator[str]:
+    write = json.JSONEncoder(separators=(",", ":")).encode
+    for line in lines:
+        found = meter.event(line)
+        if isinstance(found, billing.Event) and not billing.in_range(found, now):
+            found = billing.Why.OUT_OF_RANGE
+        if isinstance(found, billing.Event):
+            yield f"{write(found.told(meter.event_name))}\n"
+        elif found in billing.GAPS:
+            left_out.why[found] += 1
+            if found is billing.Why.NO_CUSTOMER:
+                left_out.names[meter.name(line)] = None
 
 
 def _counted(lines: Iterator[Execution], step: Callable[[], None]) -> Iterator[Execution]:

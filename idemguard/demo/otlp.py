@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BOUND = 2.0  # seconds that the last of it has to be sent
 LONGEST = 160  # letters of a reason
 _ERRNO = re.compile(r"\[Errno -?\d+\] ([\w ]+)")  # at the end of a long chain of causes
+_ANSWER = re.compile(r"code: (\d{3}), reason: (.*)")  # of HTTP
 
 
 class Export:
@@ -57,6 +58,11 @@ class Export:
         if "metrics" in signals:
             reader = PeriodicExportingMetricReader(_Metrics(self._heard))
             self.meters = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+
+    @property
+    def arrived(self) -> set[str]:
+        """The signals of which anything has arrived."""
+        return set(self._heard.arrived)
 
     def close(self, bound: float = BOUND) -> dict[str, str]:
         """Send the rest, and stop.
@@ -104,8 +110,13 @@ class _Heard(logging.Handler):
         for signal, part in (("traces", "trace_exporter"), ("metrics", "metric_exporter")):
             if part in record.name:
                 told = record.getMessage()
-                system = _ERRNO.search(told)
-                self.reasons[signal] = system[1] if system else told.partition("\n")[0][:LONGEST]
+                if system := _ERRNO.search(told):
+                    reason = system[1]
+                elif answer := _ANSWER.search(told):
+                    reason = f"{answer[1]} {answer[2]}".rstrip()
+                else:
+                    reason = told.partition("\n")[0]
+                self.reasons[signal] = reason[:LONGEST]
 
 
 class _Spans(OTLPSpanExporter):

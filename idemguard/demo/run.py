@@ -64,13 +64,15 @@ class Came:
         done: calls that returned.
         died: what became of the workers that did not reach the end of their batch.
         failed: calls that raised, in words.
-        unsent: the signals of which nothing has arrived, and why.
+        arrived: the signals of which anything has arrived, from any worker.
+        unsent: those of which nothing has arrived from some worker, and why.
 
     """
 
     done: int = 0
     died: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    arrived: set[str] = field(default_factory=set)
     unsent: dict[str, str] = field(default_factory=dict)
 
 
@@ -83,6 +85,7 @@ def work(line: Connection, name: str, setting: Setting, batch: Sequence[Call]) -
     signal.signal(signal.SIGTERM, _leave)
     os.environ.pop("IDEMGUARD_MODE", None)  # the demo is about both modes
     export, unsent = _export(setting.signals)
+    arrived: set[str] = set()
     guard = Guard(
         store=setting.store,
         namespace=setting.namespace,
@@ -99,8 +102,8 @@ def work(line: Connection, name: str, setting: Setting, batch: Sequence[Call]) -
         for call in batch:
             line.send(_one(guard, name, setting, call))
         if export is not None:
-            unsent, export = export.close(), None
-        line.send(("end", json.dumps(unsent)))
+            unsent, arrived, export = export.close(), export.arrived, None
+        line.send(("end", json.dumps([sorted(arrived), unsent])))
     except StoreError as error:
         line.send(("broken", str(error)))
     except (EOFError, OSError):
@@ -263,9 +266,11 @@ def _follow(
                     told()
                 case "broken", about:
                     raise StoreError(about)
-                case "end", unsent:
+                case "end", about:
                     through.add(worker.name)
-                    came.unsent |= json.loads(unsent)
+                    arrived, unsent = json.loads(about)
+                    came.arrived.update(arrived)
+                    came.unsent.update(unsent)
                 case _:
                     del at_work[line]  # type: ignore[arg-type]
                     if worker.name not in through:

@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idemguard.ledger import summary
+from idemguard.report.alarms import check
+from idemguard.report.limits import project_limits
 from idemguard.windows import total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from idemguard import findings
+    from idemguard.alerts import Alert, Limits
     from idemguard.ledger import ExecutionLedger
     from idemguard.windows import Window
 
@@ -34,6 +37,7 @@ class Report:
         totals: as `ExecutionLedger.totals` has it.
         task_types: the same for each, with `task_type`; most charged first.
         agents: the same for each, with `agent`, which is None where none was named.
+        alerts: what alerts at its end.
         looked_at: how many of the newest lines the rest is told by.
         workers: what each executed, as `by_worker` has it.
         drops: tasks that were only ever handed back.
@@ -51,6 +55,7 @@ class Report:
     totals: Row
     task_types: Sequence[Row]
     agents: Sequence[Row]
+    alerts: Sequence[Alert]
     looked_at: int
     workers: Sequence[Row]
     drops: Sequence[findings.Drop]
@@ -71,6 +76,7 @@ def gather(
     until: int | None = None,
     task_type: str | None = None,
     agent: str | None = None,
+    limits: Limits | None = None,
 ) -> Report:
     """Read a report.
 
@@ -80,11 +86,14 @@ def gather(
         until: ms; None: until now.
         task_type: only what was called as this.
         agent: only what was called by this; empty: where none was named.
+        limits: what alerts; those of the project that is worked in where they are not given.
 
     Raises:
+        ConfigurationError: what the project sets cannot be.
         StoreError: the store says so.
 
     """
+    limits = project_limits() if limits is None else limits
     now = ledger.now()
     span = (since or 0, now + 1 if until is None else until)
     all_ = ledger.windows(span=span)
@@ -94,15 +103,18 @@ def gather(
         if task_type in (None, one.key.task_type) and agent in (None, one.key.agent or "")
     ]
     found = ledger.details(span=span, task_type=task_type, agent=agent, windows=all_)
+    end = now if until is None else until
+    alarms = check(ledger, limits, min(now, end), task_type=task_type, agent=agent)
     return Report(
         namespace=ledger.namespace,
         since=since,
-        until=now if until is None else until,
+        until=end,
         task_type=task_type,
         agent=agent,
         totals=summary(total(windows)),
         task_types=_each("task_type", windows),
         agents=_each("agent", windows),
+        alerts=alarms.alerts,
         looked_at=found.looked_at,
         workers=found.workers,
         drops=found.drops,

@@ -53,6 +53,10 @@ class Paper(Console):
         """Some running text; in a file or pipe a paragraph is one line."""
         self.print(Text(text, style), soft_wrap=not self.is_terminal)
 
+    def one_line(self, text: str, style: str = "") -> None:
+        """Some text that is one line everywhere, to be copied as it is."""
+        self.print(Text(text, style), soft_wrap=True)
+
     def head(self, text: str) -> None:
         """A headline over what follows."""
         self.print()

@@ -12,17 +12,22 @@ import re
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from idemguard.alerts import COUNTED
 from idemguard.digests import DROPPED, UNMATCHED
 from idemguard.record import DUPLICATES
+from idemguard.report.alarms import command
 from idemguard.report.words import decimal_text, harmless, iso
 from idemguard.usage import COST_DIGITS, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from fractions import Fraction
 
+    from idemguard.alerts import Alert, Figure, Limit
     from idemguard.change import Change, Comparison, Part
     from idemguard.findings import Drop, Explanation, Growth, Loop, Missed
     from idemguard.record import Execution
+    from idemguard.report.alarms import Checked
     from idemguard.report.gather import Report, Row
 
 COUNTS = (
@@ -71,6 +76,7 @@ def report(found: Report) -> dict[str, Any]:
         "agents": [
             {"agent": row["agent"], **_counts(row, (*FIELDS, *INCLUSIVE))} for row in found.agents
         ],
+        "alerts": [alert(one, found.namespace) for one in found.alerts],
         "drops": [handed_back(drop) for drop in found.drops],
         "loops": [handed_back(loop) for loop in found.loops],
         "missed_duplicates": [missed(one) for one in found.missed_duplicates],
@@ -133,6 +139,57 @@ def missed(found: Missed) -> dict[str, Any]:
             for one in found.suspects
         ],
     }
+
+
+# --- alerts ----------------------------------------------------------------------------------------
+
+
+def checked(found: Checked, *, store: str | None = None) -> dict[str, Any]:
+    """What was looked at, and what alerts; `store` is the URL that the command line named."""
+    return {
+        "since": iso(found.start),
+        "until": iso(found.end),
+        "namespace": found.namespace,
+        "calls": found.calls,
+        "executions": found.executions,
+        "empty": found.empty,
+        "checked": [
+            {"kind": kind, **_limit(kind, found.limits.of[kind])} for kind in found.limits.on
+        ],
+        "alerts": [alert(one, found.namespace, store=store) for one in found.alerts],
+    }
+
+
+def alert(found: Alert, namespace: str, *, store: str | None = None) -> dict[str, Any]:
+    """An alert; its figure is of the worst task type, or of all where none passes alone."""
+    return {
+        "kind": found.kind,
+        **_figure(found.kind, found.figure),
+        **_limit(found.kind, found.limit),
+        "task_type": found.task_type,
+        "overall": None if found.overall is None else _figure(found.kind, found.overall),
+        "task_types": [
+            {"task_type": one.task_type, **_figure(found.kind, one)} for one in found.task_types
+        ],
+        "since": iso(found.start),
+        "until": iso(found.end),
+        "command": command(found, namespace, store=store),
+    }
+
+
+def _limit(kind: str, limit: Limit) -> dict[str, Any]:
+    return {"limit": _number(kind, limit.over), "minimum": limit.volume}
+
+
+def _figure(kind: str, figure: Figure) -> dict[str, Any]:
+    told = {"figure": _number(kind, figure.value), "of": figure.volume}
+    if figure.baseline is not None:
+        told["baseline"] = float(figure.baseline)
+    return told
+
+
+def _number(kind: str, number: Fraction) -> float:
+    return int(number) if kind in COUNTED else float(number)
 
 
 # --- an explanation, a comparison --------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from idemguard.report import alarms
 from idemguard.report.words import cell, harmless, local, many, money, share, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from idemguard.findings import Drop, Growth, Loop, Missed
+    from idemguard.report.alarms import Checked
     from idemguard.report.gather import Report, Row
     from idemguard.report.paper import Paper
 
@@ -27,6 +29,7 @@ TOKENS = ("tokens", "wasted\ntokens", "saved\ntokens")
 def show(on: Paper, found: Report) -> None:
     """All of a report."""
     on.say(f"{_about(found)}, {_window(found)}", "bold")
+    _alerts(on, found)
     if found.empty:
         when = "yet" if found.since is None else "in this time"
         on.say(f"Nothing was called or executed {when}.")
@@ -59,6 +62,23 @@ def _window(found: Report) -> str:
     if found.since is None:
         return f"all until {until}"
     return f"{local(found.since)} to {until}, sums by whole windows of five minutes or an hour"
+
+
+# --- alerts ----------------------------------------------------------------------------------------
+
+
+def _alerts(on: Paper, found: Report) -> None:
+    for alert in found.alerts:
+        on.one_line(f"Alert: {alarms.told(alert)}: {alarms.command(alert, found.namespace)}", BAD)
+
+
+def checked(on: Paper, found: Checked, *, store: str | None = None) -> None:
+    """What alerts, a line each; or that nothing does."""
+    for alert in found.alerts:
+        more = alarms.command(alert, found.namespace, store=store)
+        on.one_line(f"{alarms.told(alert)}: {more}", BAD)
+    if not found.alerts:
+        on.one_line(alarms.quiet(found), GOOD)
 
 
 # --- in five seconds -------------------------------------------------------------------------------

@@ -158,12 +158,10 @@ class MemoryStore:
         for address, record in self._records.copy().items():
             if record.kept_until <= now and self._records.get(address) is record:
                 del self._records[address]
-        for namespace in {name for name, _, _ in self._windows.copy()}:
-            mine = [
-                Window(key, span, counts)
-                for (name, span, key), counts in self._windows.copy().items()
-                if name == namespace
-            ]
+        by_namespace: dict[str, list[Window]] = {}
+        for (name, span, key), counts in self._windows.copy().items():
+            by_namespace.setdefault(name, []).append(Window(key, span, counts))
+        for namespace, mine in by_namespace.items():
             drop, put = rolled(mine, now)
             if window_retention is not None:
                 drop += [w for w in mine if w.key.start + w.span + window_retention <= now]

@@ -1,0 +1,200 @@
+"""What alerts in a ledger, and how it is told: one line each, and the command that explains it."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from idemguard import alerts
+from idemguard.report.words import harmless, local, many, short
+from idemguard.windows import SPAN, total
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from fractions import Fraction
+
+    from idemguard.alerts import Alert, Figure, Limits
+    from idemguard.ledger import ExecutionLedger
+    from idemguard.windows import Window
+
+SHARES = {
+    "duplication": ("execution", "are duplicates"),
+    "fallback": ("call", "that found a claim ran beside its leader"),
+    "unguarded": ("execution", "were unguarded"),
+    "usage": ("execution", "ended and told no usage"),
+}
+COUNTS = {
+    "drops": "handed back by everybody",
+    "loops": "handed back again and again",
+}
+COMMANDS = {
+    "duplication": "explain --since 1h -- {}",
+    "fallback": "report --since 1h --task-type={}",
+    "tokens": "compare --a 7d..1h --b 1h.. --task-type={}",
+    "drops": "report --since 1h --task-type={}",
+    "loops": "report --since 1h --task-type={}",
+    "unguarded": "explain --since 1h -- {}",
+    "usage": "report --since 1h --task-type={}",
+}
+MOST = 3  # task types that are named beside the worst
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was looked at, and what alerts.
+
+    Attributes:
+        namespace: whose ledger it is.
+        limits: what was looked for.
+        start: of the last three complete windows, ms.
+        end: of them, ms.
+        calls: that ended in them.
+        executions: that started in them.
+        empty: whether nothing was ever called or executed.
+        alerts: one for each kind at most.
+
+    """
+
+    namespace: str
+    limits: Limits
+    start: int
+    end: int
+    calls: int
+    executions: int
+    empty: bool
+    alerts: Sequence[Alert]
+
+
+def check(
+    ledger: ExecutionLedger,
+    limits: Limits,
+    moment: int,
+    *,
+    task_type: str | None = None,
+    agent: str | None = None,
+) -> Checked:
+    """Read what alerts.
+
+    Args:
+        ledger: from where.
+        limits: which kinds, and when.
+        moment: when, ms of the store's clock. Windows that are over a day old are of hours, and
+            tell no alert.
+        task_type: only what was called as this.
+        agent: only what was called by this; empty: where none was named.
+
+    Raises:
+        StoreError: the store says so.
+
+    """
+    span = alerts.needed(limits, moment)
+    windows = [
+        one
+        for one in ledger.windows(span=span)
+        if task_type in (None, one.key.task_type) and agent in (None, one.key.agent or "")
+    ]
+    starts = alerts.last(moment)
+    there = [one for one in windows if one.key.start in starts and one.span == SPAN]
+    if set(alerts.COUNTED) & set(limits.on):
+        for start in starts:
+            windows += _handed_back(ledger, start, task_type, agent)
+    counts = total(there)
+    calls = sum(number for name, number in counts.items() if name.startswith("call_"))
+    executions = sum(one.executions for one in there)
+    return Checked(
+        namespace=ledger.namespace,
+        limits=limits,
+        start=starts[0],
+        end=starts[-1] + SPAN,
+        calls=calls,
+        executions=executions,
+        empty=not calls and not executions and not ledger.windows(),
+        alerts=alerts.alerting(windows, limits, moment),
+    )
+
+
+def _handed_back(
+    ledger: ExecutionLedger, start: int, task_type: str | None, agent: str | None
+) -> list[Window]:
+    """The drops and loops of one window, by its newest executions."""
+    found = ledger.details(span=(start, start + SPAN), task_type=task_type, agent=agent)
+    return [
+        *alerts.handed_back("drops", start, found.drops),
+        *alerts.handed_back("loops", start, found.loops),
+    ]
+
+
+# --- in words --------------------------------------------------------------------------------------
+
+
+def percent(number: Fraction) -> str:
+    """A share or multiple, to a hundredth of a percent."""
+    return f"{float(number * 100):,.2f}".rstrip("0").rstrip(".") + "%"
+
+
+def limit(kind: str, over: Fraction) -> str:
+    """A limit as it was set."""
+    return f"{over}" if kind in alerts.COUNTED else f"{float(over * 100):.10g}%"
+
+
+def told(alert: Alert) -> str:
+    """An alert as one line."""
+    figure, kind = alert.figure, alert.kind
+    line = f"{kind}: {_figure(kind, figure)}"
+    if figure.task_type is None:
+        line += f", most in {harmless(alert.task_type)}"
+    line += f" (limit {limit(kind, alert.limit.over)}, {times(alert.start, alert.end)})"
+    if more := [harmless(one.task_type or "") for one in alert.task_types[1:]]:
+        rest = f" and {len(more) - MOST:,} more" if len(more) > MOST else ""
+        line += f", also {', '.join(more[:MOST])}{rest}"
+    return line
+
+
+def quiet(found: Checked) -> str:
+    """That nothing alerts, and of how much."""
+    namespace = harmless(found.namespace)
+    if found.empty:
+        return f"no alert: nothing was called or executed yet in namespace {namespace}"
+    when = times(found.start, found.end)
+    if not found.calls and not found.executions:
+        return f"no alert: nothing was called or executed from {when} in namespace {namespace}"
+    on = ", ".join(found.limits.on) or "nothing"
+    least = min((found.limits.of[kind].volume for kind in found.limits.on), default=0)
+    few = f" (an alert needs {least:,})" if found.executions < least else ""
+    return f"no alert: {on} checked in {many(found.executions, 'execution')}{few} from {when}"
+
+
+def _figure(kind: str, figure: Figure) -> str:
+    where = "" if figure.task_type is None else f" of {harmless(figure.task_type)}"
+    if kind in COUNTS:
+        tasks = many(int(figure.value), "task")
+        return f"at least {tasks}{where} {COUNTS[kind]} in each five minutes"
+    if figure.baseline is not None:
+        average = figure.value * figure.baseline
+        return (
+            f"{percent(figure.value)} of the baseline{where}: {short(round(average))} input tokens "
+            f"per execution ({figure.volume:,}), {short(round(figure.baseline))} in the 7 days before"
+        )
+    what, are = SHARES[kind]
+    return f"{percent(figure.value)} of {many(figure.volume, what)}{where} {are}"
+
+
+def times(start: int, end: int) -> str:
+    """From when to when, in local time."""
+    return f"{local(start, '%Y-%m-%d %H:%M')} to {local(end, '%H:%M')}"
+
+
+def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
+    """What to type for more.
+
+    Args:
+        alert: that is to be explained.
+        namespace: whose ledger it is about.
+        store: the URL that the command line named, or None.
+
+    """
+    options = "" if store is None else f"--store {shlex.quote(store)} "
+    if namespace != "default":
+        options += f"--namespace {shlex.quote(namespace)} "
+    return f"idemguard {options}{COMMANDS[alert.kind].format(shlex.quote(alert.task_type))}"

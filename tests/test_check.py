@@ -1,0 +1,469 @@
+"""`idemguard check` and a report's alerts: real ledgers, the project's limits, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from workers import story
+
+from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, worker
+from idemguard.alerts import KINDS, Limits, changed
+from idemguard.cli import command
+from idemguard.report import gather, plain, tables
+from idemguard.report.limits import project_limits
+from idemguard.report.paper import Paper
+from idemguard.stores.redis import RedisStore
+from idemguard.stores.sqlite import SqliteStore
+from idemguard.windows import COUNTERS, SPAN
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "cli.md").read_text()
+DAY = 86_400_000
+ODD = "summarise doc's"
+ALL = ",".join(KINDS)
+
+
+def episode(store_of, namespace="default"):
+    """Three windows, and the one that is under way, in which all went wrong; a day before, nothing.
+
+    Args:
+        store_of: makes a store by a clock.
+        namespace: whose ledger.
+
+    """
+    under_way = time.time_ns() // 1_000_000 // SPAN * SPAN
+    now = [under_way - DAY // 2]
+    store = store_of(lambda: now[0])
+    given = {"store": store, "namespace": namespace}
+    observed, guarded = Guard(mode="observe", **given), Guard(**given)
+    for number in range(30):
+        guarded.run_task("extract", {"n": -number}, story.spends(100, 1))
+    # where a window ends meanwhile, these are the last three that are complete just as well
+    for number, window in enumerate(range(under_way - 3 * SPAN, under_way + 1, SPAN)):
+        now[0] = window
+        for doc in range(7):
+            with agent("writer"):
+                for _ in range(3):
+                    observed.run_task(ODD, {"n": number, "doc": doc}, story.quiet)
+            guarded.run_task("extract", {"n": number, "doc": doc}, story.spends(200, 1))
+            claim = guarded.claim(Task.of("slow", [number, doc]))
+            guarded.run_task("slow", [number, doc], story.quiet, wait_timeout=0)
+            claim.release()
+        for _ in range(2):
+            with worker("w-1"), suppress(OutOfScope):
+                guarded.run_task("review", {"n": number}, story.hands_back)
+    observed.close()
+    guarded.close()
+    return under_way
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory):
+    """The URL of a file in which all went wrong."""
+    path = tmp_path_factory.mktemp("bad") / "ledger.db"
+    episode(lambda clock: SqliteStore(path, clock=clock))
+    return f"sqlite:///{path}"
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs the command in this process, in a project without limits."""
+    for name in ("COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def invoke(*args, **environment):
+        done = CliRunner().invoke(command, [str(arg) for arg in args], env=environment)
+        assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+        return done
+
+    return invoke
+
+
+@pytest.fixture
+def check(run):
+    """Runs `check`, which goes well; its exit code and its lines."""
+
+    def invoke(*args, **environment):
+        done = run("check", *args, **environment)
+        assert done.stderr == ""
+        return done.exit_code, done.stdout.splitlines()
+
+    return invoke
+
+
+def told(run, *args, **environment):
+    done = run("check", "--json", *args, **environment)
+    assert done.stderr == ""
+    found = json.loads(done.stdout)
+    assert done.exit_code == bool(found["alerts"])
+    return found
+
+
+# --- what it says ----------------------------------------------------------------------------------
+
+
+def test_duplication_alone_is_on_at_first(check, bad):
+    code, (line,) = check("--store", bad)
+    assert code == 1
+    assert re.fullmatch(
+        r"duplication: 66.67% of 63 executions of summarise doc's are duplicates "
+        r"\(limit 3%, \d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d\), also slow: "
+        r"idemguard --store sqlite:////\S+ explain --since 1h -- 'summarise doc'\"'\"'s'",
+        line,
+    )
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def everywhere(request):
+    """A store of each shared kind in which all went wrong."""
+    if request.param == "sqlite":
+        return request.getfixturevalue("bad")
+    url = request.getfixturevalue("redis_url")
+    episode(lambda clock: RedisStore(url, clock=clock))
+    return url
+
+
+def test_the_rest_is_added_by_name_and_each_is_a_line(check, everywhere):
+    code, lines = check("--fail-on", ALL, "--limit", "tokens=1.9", IDEMGUARD_STORE=everywhere)
+    assert code == 1
+    lines = [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d", "WHEN", line) for line in lines]
+    assert lines == [
+        (
+            "duplication: 66.67% of 63 executions of summarise doc's are duplicates (limit 3%, WHEN), "
+            "also slow: idemguard explain --since 1h -- 'summarise doc'\"'\"'s'"
+        ),
+        (
+            "fallback: 100% of 21 calls of slow that found a claim ran beside its leader "
+            "(limit 5%, WHEN): idemguard report --since 1h --task-type=slow"
+        ),
+        (
+            "tokens: 200% of the baseline of extract: 200 input tokens per execution (21), 100 in "
+            "the 7 days before (limit 190%, WHEN): idemguard compare --a 7d..1h --b 1h.. "
+            "--task-type=extract"
+        ),
+        (
+            "drops: at least 1 task handed back by everybody in each five minutes, most in "
+            "review (limit 0, WHEN): idemguard report --since 1h --task-type=review"
+        ),
+        (
+            "loops: at least 1 task handed back again and again in each five minutes, most in "
+            "review (limit 0, WHEN): idemguard report --since 1h --task-type=review"
+        ),
+        (
+            "usage: 100% of 63 executions of summarise doc's ended and told no usage (limit 5%, WHEN), "
+            "also slow: idemguard report --since 1h --task-type='summarise doc'\"'\"'s'"
+        ),
+    ]
+
+
+def test_each_command_that_is_named_works(run, bad):
+    commands = [
+        one["command"] for one in told(run, "--fail-on", ALL, IDEMGUARD_STORE=bad)["alerts"]
+    ]
+    assert len(commands) == 6
+    for line in commands:
+        program, *args = shlex.split(line)
+        assert program == "idemguard"
+        assert run(*args, IDEMGUARD_STORE=bad).exit_code == 0, line
+
+
+def test_json_has_all_of_it(run, bad):
+    found = told(run, "--store", bad, "--fail-on", "tokens,duplication", "--volume", "tokens=21")
+    assert list(found) == [
+        "since", "until", "namespace", "calls", "executions", "empty", "checked", "alerts",
+    ]  # fmt: skip
+    assert found["checked"] == [
+        {"kind": "duplication", "limit": 0.03, "minimum": 20},
+        {"kind": "tokens", "limit": 1.5, "minimum": 21},
+    ]
+    assert (found["calls"], found["executions"], found["empty"]) == (132, 132, False)
+    duplication, tokens = found["alerts"]
+    assert duplication == {
+        "kind": "duplication", "figure": 2 / 3, "of": 63, "limit": 0.03, "minimum": 20,
+        "task_type": ODD, "overall": {"figure": 63 / 132, "of": 132},
+        "task_types": [
+            {"task_type": ODD, "figure": 2 / 3, "of": 63},
+            {"task_type": "slow", "figure": 0.5, "of": 42},
+        ],
+        "since": found["since"], "until": found["until"],
+        "command": f"idemguard --store {bad} explain --since 1h -- {shlex.quote(ODD)}",
+    }  # fmt: skip
+    assert (tokens["figure"], tokens["of"], tokens["baseline"]) == (2.0, 21, 100.0)
+    assert tokens["overall"] is None
+
+
+def test_the_command_names_the_namespace_and_the_store_but_no_password(run, redis_url):
+    episode(lambda clock: RedisStore(redis_url, clock=clock), "a b")
+    (alert,) = told(run, "--store", redis_url, "--namespace", "a b")["alerts"]
+    assert alert["command"].startswith(f"idemguard --store {redis_url} --namespace 'a b' explain ")
+    secret = redis_url.replace("://", "://default:geheim@")
+    (alert,) = told(run, "--store", secret, "--namespace", "a b")["alerts"]
+    assert alert["command"].startswith("idemguard --namespace 'a b' explain ")
+
+
+def test_where_nothing_happened_it_says_so_and_is_fine(check, bad):
+    code, (line,) = check("--store", bad, "--namespace", "nobody's")
+    assert (code, line) == (
+        0, "no alert: nothing was called or executed yet in namespace nobody's",
+    )  # fmt: skip
+    assert check("--store", bad, "--namespace", "nobody's", "--quiet") == (0, [])
+
+
+def test_where_little_happened_it_says_so_and_is_fine(check, tmp_path):
+    now = time.time_ns() // 1_000_000
+    made = SqliteStore(tmp_path / "x.db", clock=lambda: now - DAY // 2)
+    guard = Guard(store=made)
+    guard.run_task("t", 1, story.quiet)
+    at = ("--store", f"sqlite:///{tmp_path}/x.db")
+    code, (line,) = check(*at)
+    assert code == 0
+    assert re.fullmatch(
+        r"no alert: nothing was called or executed from .* in namespace default", line
+    )
+    made = SqliteStore(tmp_path / "x.db", clock=lambda: now - SPAN)
+    for _ in range(3):
+        Guard(store=made, mode="observe").run_task("t", 1, story.quiet)
+    code, (line,) = check(*at)
+    assert code == 0
+    assert re.fullmatch(
+        r"no alert: duplication checked in 3 executions \(an alert needs 20\) from .*", line
+    )
+    guard.close()
+    made.close()
+
+
+def test_a_store_that_is_not_there_is_an_error_and_no_alert(run, tmp_path):
+    for args in (
+        ("--store", f"sqlite:///{tmp_path}/none.db"),
+        ("--store", f"sqlite:///{__file__}"),
+    ):
+        done = run("check", "--quiet", *args)
+        assert (done.exit_code, done.stdout) == (2, "")
+        assert len(done.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_an_alert_is_printed_when_quiet(check, bad):
+    assert check("--store", bad, "--quiet")[0] == 1
+    assert len(check("--store", bad, "--quiet")[1]) == 1
+    assert check("--store", bad, "--quiet", "--limit", "duplication=70%") == (0, [])
+    assert check("--store", bad, "--quiet", "--json", "--volume", "1000") == (0, [])
+
+
+# --- limits ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Writes a project's file, and works in a folder of it."""
+
+    def write(text, inside="src/deep"):
+        (tmp_path / "pyproject.toml").write_text(text)
+        (tmp_path / inside).mkdir(parents=True, exist_ok=True)
+        monkeypatch.chdir(tmp_path / inside)
+
+    return write
+
+
+def test_the_project_sets_limits_and_options_outrank_them(check, run, bad, project):
+    project(
+        '[tool.idemguard]\nfail_on = ["tokens"]\nvolume = {tokens = 21}\n'
+        "[tool.idemguard.limits]\nduplication = 0.67\ntokens = 1.9\n"
+    )
+    found = told(run, "--store", bad)
+    assert found["checked"] == [{"kind": "tokens", "limit": 1.9, "minimum": 21}]
+    assert [one["kind"] for one in found["alerts"]] == ["tokens"]
+    assert check("--store", bad, "--limit", "tokens=2")[0] == 0
+    assert check("--store", bad, "--volume", "22")[0] == 0
+    assert check("--store", bad, "--fail-on", "duplication")[0] == 0
+    assert check("--store", bad, "--fail-on", "duplication", "--limit", "duplication=0.67")[0] == 0
+    assert check("--store", bad, "--fail-on", "duplication", "--limit", "duplication=49%")[0] == 1
+
+
+def test_the_nearest_file_that_sets_any_counts(project, tmp_path):
+    project("[tool.idemguard]\nvolume = 7\n")
+    assert project_limits() == changed(Limits(), {"volume": 7})
+    (tmp_path / "src" / "pyproject.toml").write_text("[tool.other]\n")
+    assert project_limits() == changed(Limits(), {"volume": 7})
+    (tmp_path / "src" / "deep" / "pyproject.toml").mkdir()  # a folder is no file
+    assert project_limits() == changed(Limits(), {"volume": 7})
+    (tmp_path / "src" / "pyproject.toml").write_text("[tool.idemguard]\nfail_on = []\n")
+    assert project_limits() == Limits(on=())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[project]\n", "tool = 1\n", "[tool.other]\n", "\ufeff[tool]\n", "[tool.idemguard]\n"]
+)  # fmt: skip
+def test_a_file_that_sets_none_changes_nothing(project, text):
+    project(text, ".")
+    assert project_limits() == Limits()
+
+
+@pytest.mark.parametrize("name", ["check", "report"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (b"[tool.idemguard]\nlimit = 3\n", "pyproject.toml [tool.idemguard]: there is no 'limit'"),
+        (
+            b"[tool.idemguard.limits]\ndup = 3\n",
+            "pyproject.toml [tool.idemguard] limits: there is no 'dup'",
+        ),
+        (
+            b"[tool.idemguard.limits]\nduplication = 3\n",
+            "pyproject.toml [tool.idemguard] limits.duplication takes a share below 1",
+        ),
+        (b"[tool]\nidemguard = 3\n", "pyproject.toml: [tool.idemguard] is no table"),
+        (b"[tool.idemguard\n", "pyproject.toml: no TOML: "),
+        (b"a = " + b"[" * 100_000, "pyproject.toml: no TOML: "),
+        (b"a = '\xff'", "pyproject.toml: cannot be read: "),
+    ],
+    ids=str,
+)
+def test_what_the_project_sets_wrongly_is_one_line(run, bad, tmp_path, name, text, message):
+    (tmp_path / "pyproject.toml").write_bytes(text)
+    done = run(name, "--store", bad)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--fail-on", "dup"), "--fail-on: fail_on: there is no 'dup'; there are duplication, "),
+        (("--fail-on", ""), "--fail-on: fail_on: there is no ''"),
+        (("--limit", "duplication"), "--limit: limits.duplication takes a share below 1"),
+        (("--limit", "=3"), "--limit: limits: there is no ''"),
+        (("--limit", "tokens=50%"), "--limit: limits.tokens takes a multiple"),
+        (("--volume", "0"), "--volume: volume takes a whole number > 0, not '0'"),
+        (("--volume", "x=1"), "--volume: volume: there is no 'x'"),
+        (("--volume", "tokens="), "--volume: volume takes a whole number"),
+    ],
+)
+def test_an_option_that_cannot_be_is_one_line(run, bad, args, message):
+    done = run("check", "--store", bad, *args)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert message in line
+
+
+def test_what_is_measured_is_counted():
+    measured = {"found", "input", "unknown_usage", "cause_fallback", "cause_unguarded", "run_0"}
+    assert measured <= set(COUNTERS)
+
+
+# --- a report --------------------------------------------------------------------------------------
+
+
+def report(run, url, *args):
+    return json.loads(run("report", "--store", url, "--format", "json", *args).stdout)
+
+
+def test_a_report_has_the_same_alerts(run, bad, project):
+    found = told(run, IDEMGUARD_STORE=bad)["alerts"]
+    assert report(run, bad)["alerts"] == found
+    assert report(run, bad, "--since", "1m")["alerts"] == found
+    line = run("report", "--store", bad).stdout.splitlines()[1]
+    assert line == f"Alert: {run('check', IDEMGUARD_STORE=bad).stdout.rstrip()}"
+    project('[tool.idemguard]\nfail_on = ["fallback", "usage"]\n')
+    assert [one["kind"] for one in report(run, bad)["alerts"]] == ["fallback", "usage"]
+
+
+def test_a_report_of_one_task_type_or_agent_or_time_has_its_alerts(run, bad, project):
+    def alerting(*args):
+        found = report(run, bad, *args)["alerts"]
+        return {one["kind"]: [each["task_type"] for each in one["task_types"]] for one in found}
+
+    assert alerting("--task-type", "slow") == {"duplication": ["slow"]}
+    assert alerting("--task-type", "extract") == {}
+    assert alerting("--agent", "writer") == {"duplication": [ODD]}
+    assert alerting("--agent", "") == {"duplication": ["slow"]}
+    assert alerting("--until", "1h") == {}
+    project('[tool.idemguard]\nfail_on = ["drops"]\nvolume = 6\n')
+    assert alerting() == {"drops": ["review"]}
+    assert alerting("--task-type", "slow") == alerting("--agent", "writer") == {}
+
+
+def test_foreign_names_in_alerts_do_nothing_to_a_terminal(tmp_path):
+    path = tmp_path / "ledger.db"
+    now = [time.time_ns() // 1_000_000 // SPAN * SPAN]
+    store = SqliteStore(path, clock=lambda: now[0])
+    guard = Guard(store=store, mode="observe")
+    end = now[0]
+    for at in range(end - 3 * SPAN, end, SPAN):
+        now[0] = at
+        for _ in range(10):
+            guard.run_task(story.HOSTILE, at, story.quiet)
+    now[0] = end
+    limits = changed(Limits(), {"fail_on": ["duplication", "usage"]})
+    found = gather(ExecutionLedger(store), limits=limits)
+    page = io.StringIO()
+    tables.show(Paper(page), found)
+    alerts = [line for line in page.getvalue().splitlines() if line.startswith("Alert: ")]
+    assert [line.split(":")[1] for line in alerts] == [" duplication", " usage"]
+    assert all("bad\\x1b[31m[red]\\n:smile:" in line for line in alerts)
+    assert [one["task_type"] for one in plain.report(found)["alerts"]] == [story.HOSTILE] * 2
+    guard.close()
+    store.close()
+
+
+# --- what is there to copy -------------------------------------------------------------------------
+
+
+def shell(line, url, **environment):
+    """What a shell does with a line; `idemguard` is ours."""
+    path = Path(environment.pop("bin"))
+    path.mkdir()
+    (path / "idemguard").write_text(
+        f'#!/bin/sh\nexec {sys.executable} -W error -m idemguard "$@"\n'
+    )
+    (path / "idemguard").chmod(0o755)
+    return subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", line],
+        env={**os.environ, "PATH": f"{path}:{os.environ['PATH']}", "IDEMGUARD_STORE": url, **environment},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+def test_the_cron_line_mails_an_alert(bad, tmp_path):
+    text = (ROOT / "examples" / "cron" / "idemguard").read_text()
+    (line,) = [one for one in text.splitlines() if one[:1].isdigit()]
+    minutes, *_, user, program = line.split(maxsplit=6)
+    assert (minutes, user) == ("1-59/5", "nobody")
+    assert "%" not in line  # a newline, to cron
+    done = shell(program, bad, bin=tmp_path / "bin")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert [one.split(":")[0] for one in done.stdout.splitlines()] == ["duplication", "fallback"]
+
+
+def test_the_job_fails_on_an_alert_and_tells_it(bad, tmp_path):
+    job = yaml.safe_load((ROOT / "examples" / "ci" / "check.yml").read_text())["jobs"]["check"]
+    (step,) = [one for one in job["steps"] if one.get("name") == "idemguard check"]
+    assert step["shell"] == "bash"
+    assert list(step["env"]) == ["IDEMGUARD_STORE"]
+    summary = tmp_path / "summary.md"
+    done = shell(step["run"], bad, bin=tmp_path / "bin", GITHUB_STEP_SUMMARY=str(summary))
+    assert done.returncode == 1
+    assert done.stdout == summary.read_text()
+    assert [one.split(":")[0] for one in done.stdout.splitlines()] == [
+        "duplication", "fallback", "tokens",
+    ]  # fmt: skip
+
+
+def test_the_settings_that_the_page_shows_can_be_set(project):
+    (text,) = re.findall(r"```toml\n(.*?\[tool\.idemguard\].*?)```", PAGE, re.DOTALL)
+    project(text)
+    assert project_limits() != Limits()
