@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from idemguard import config, context
 from idemguard.calls import Job, no_body
-from idemguard.claim import Complete, Forget, Over, Release, Renew, Renewed, Replay, Resolve
+from idemguard.claim import (
+    Claimed,
+    Complete,
+    Forget,
+    InFlight,
+    Over,
+    Release,
+    Renew,
+    Renewed,
+    Replay,
+    Resolve,
+)
 from idemguard.codec import Codec
 from idemguard.digests import Digests, raw_digests
 from idemguard.drive import adrive, drive, need_asyncio, shielded
@@ -306,6 +317,21 @@ class Desk:
         caller = self.engine.telemetry.present(ask.caller)
         return replace(ask, address=self.address(task), caller=caller)
 
+    def taken(self, ask: Ask, answer: Claimed | Replay | InFlight) -> record.Claim | None:
+        """The claim, if it is one; whoever looks on is told."""
+        telemetry = self.engine.telemetry
+        match answer:
+            case Claimed(claim=claim):
+                telemetry.claimed(claim)
+                if watch.on():
+                    watch.started(claim, self.engine.store)
+                return claim
+            case Replay(result=result):
+                telemetry.reused(ask.caller, result)
+            case InFlight():
+                telemetry.waits_not(ask.caller)
+        return None
+
     def address(self, task: Task) -> Address:
         """Where the task's record stands."""
         _check_task(task)
@@ -398,13 +424,9 @@ class Hand:
         if desk.off():
             return FreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
-        claim = drive(take(desk.ask(task, worker_id)), engine.store, engine.backlog, no_body)
-        if claim is None:
-            return None
-        engine.telemetry.claimed(claim)
-        if watch.on():
-            watch.started(claim, engine.store)
-        return Claim(engine, desk.job(task), task, claim)
+        ask = desk.ask(task, worker_id)
+        claim = desk.taken(ask, drive(take(ask), engine.store, engine.backlog, no_body))
+        return None if claim is None else Claim(engine, desk.job(task), task, claim)
 
     def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:
         """The result of a task, as soon as it is kept.
@@ -463,13 +485,9 @@ class AsyncHand:
         if desk.off():
             return AsyncFreeClaim(*desk.free(task, worker_id))
         engine = desk.engine
-        claim = await adrive(take(desk.ask(task, worker_id)), engine.aio, engine.backlog, no_body)
-        if claim is None:
-            return None
-        engine.telemetry.claimed(claim)
-        if watch.on():
-            watch.started(claim, engine.store)
-        return AsyncClaim(engine, desk.job(task), task, claim)
+        ask = desk.ask(task, worker_id)
+        claim = desk.taken(ask, await adrive(take(ask), engine.aio, engine.backlog, no_body))
+        return None if claim is None else AsyncClaim(engine, desk.job(task), task, claim)
 
     async def wait_result(self, task: Task, timeout: float) -> Outcome[Any] | None:  # noqa: ASYNC109 - the contract's name
         """As `Guard.wait_result`."""

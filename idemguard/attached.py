@@ -12,6 +12,8 @@ from opentelemetry import trace
 from idemguard import context
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from idemguard.context import Current
 
 _bodies: WeakKeyDictionary[trace.Span, Current] = WeakKeyDictionary()  # by the call's span
@@ -26,20 +28,24 @@ class Attached:
 
     Args:
         execution: which.
-        within: what `Attached.context` made of it.
+        within: what `Attached.context` made of it, or an earlier step has left.
+        left: is given what stands there at its end.
 
     """
 
-    __slots__ = ("_execution", "_mark", "_token", "_within")
+    __slots__ = ("_execution", "_left", "_mark", "_token", "_within")
 
-    def __init__(self, execution: Current, within: otel.Context) -> None:
+    def __init__(
+        self, execution: Current, within: otel.Context, left: Callable[[otel.Context], None]
+    ) -> None:
         self._execution = execution
         self._within = within
+        self._left = left
 
     @staticmethod
     def context(execution: Current, around: otel.Context) -> otel.Context:
         """A context of OpenTelemetry that names an execution."""
-        with suppress(TypeError):  # a tracer of somebody's own, whose spans cannot be referred to
+        with suppress(Exception):  # a tracer of somebody's own, whose spans cannot be referred to
             _bodies[trace.get_current_span(around)] = execution
         return otel.set_value(_EXECUTION, execution, around)
 
@@ -49,6 +55,7 @@ class Attached:
 
     def __exit__(self, *_: object) -> None:
         if context.leave(self._mark):
+            self._left(otel.get_current())
             otel.detach(self._token)
 
 
@@ -59,7 +66,7 @@ def execution_of(within: otel.Context | None) -> Current | None:
         within: the context, as it is handed on to threads; None: the present one.
 
     """
-    with suppress(TypeError):
+    with suppress(Exception):
         # a thread may have been handed the span of the call alone
         if (found := _bodies.get(trace.get_current_span(within))) is not None:
             return found

@@ -385,6 +385,7 @@ class Job:
         around = next((e for e in execution.ancestors() if not e.ended), None)
         if around is not None and not stopped:  # an interrupt may have it stopped twice
             around.inside(spent, by=execution)
+        execution.parent = around  # of a chain of tasks, each keeps none but those that live
         return Ran(value, error, spent, took)
 
     def _read_usage(self, execution: Current, value: Any) -> None:

@@ -156,6 +156,7 @@ class Claimed:
     claim: Claim
     runs: int
     conflict: bool = False  # observed: its key stands for another payload
+    before: Claim | None = None  # of the execution that was lost, where this one takes over from it
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,8 +459,15 @@ def _open(record: Record, ask: Begin, cause: Cause, now: int, *, holds: bool = T
 
 
 def _claimed(record: Record, claim: Claim, ask: Begin) -> Claimed:
-    observed = claim.cause is Cause.OBSERVED
-    return Claimed(claim, record.runs, conflict=observed and _other(record, ask))
+    conflict = claim.cause is Cause.OBSERVED and _other(record, ask)
+    before = _lost_before(record, claim) if claim.cause is Cause.LOST else None
+    return Claimed(claim, record.runs, conflict, before)
+
+
+def _lost_before(record: Record, claim: Claim) -> Claim | None:
+    lost = (line.claim for line in record.lines if line.status is Status.LOST)
+    earlier = (other for other in lost if other.token < claim.token)
+    return max(earlier, key=lambda other: other.token, default=None)
 
 
 def _other(record: Record, ask: Begin) -> bool:

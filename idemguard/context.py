@@ -132,9 +132,9 @@ class Current:
 
     def lose(self) -> None:
         """The claim is no longer held."""
-        told, self._lost = self._lost, True
-        if not told and self.told_lost is not None:
-            self.told_lost()
+        before, self._lost = self._lost, True
+        if not before and (told := self.told_lost) is not None:
+            told()
 
     def check(self) -> None:
         """Ask before an effect that must not happen twice whether the claim is still held.
@@ -521,5 +521,6 @@ def present_worker() -> str:
     pid = os.getpid()
     if _default is None or _default[0] != pid:
         name = os.environ.get("IDEMGUARD_WORKER") or f"{socket.gethostname()}-{pid}"
-        _default = (pid, name)
+        # what of the environment is no valid Unicode could be neither stored nor exported
+        _default = (pid, name.encode(errors="replace").decode())
     return _default[1]

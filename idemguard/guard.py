@@ -429,8 +429,8 @@ def settle(end: Complete | Release) -> Generator[Wish, Any, Settled]:
     return told, None, interrupted
 
 
-def take(ask: Ask) -> Generator[Wish, Any, Claim | None]:
-    """A claim to be held by hand; None where there is a result or a living leader.
+def take(ask: Ask) -> Generator[Wish, Any, Claimed | Replay | InFlight]:
+    """A claim to be held by hand, or the result or the living leader that stands in its way.
 
     Raises:
         UnknownOutcomeError, KeyConflictError: as for a call.
@@ -453,16 +453,14 @@ def take(ask: Ask) -> Generator[Wish, Any, Claim | None]:
             yield from _leave(ask, nonce, None)
             raise
         match answer:
-            case Claimed(claim=claim):
-                return claim
+            case Claimed() | Replay() | InFlight():
+                return answer
             case Unknown() | Conflict():
                 raise _refusal(ask, answer)
             case Over():
                 yield Withdraw(ask.address, nonce, ask.caller, None, policy.retention)
                 attempt += 1
                 nonce = f"{ask.nonce}.{attempt}"
-            case _:
-                return None
 
 
 def reach(

@@ -339,8 +339,7 @@ class _Run:
             self._dropped.detach()
         if self.net.claim is not None and not self._forked():
             self._give_back()
-        if not self.seen.over:
-            _safely(self.seen.left, LeftError())
+        self.seen.left(LeftError())
         self.net.ran = None  # an error's traceback holds this, and must not be held by it
 
     def _give_back(self) -> None:
@@ -364,13 +363,22 @@ def _dropped(loop: asyncio.AbstractEventLoop, rest: _Rest) -> None:
 _living: weakref.WeakSet[_Run] = weakref.WeakSet()
 
 
+_provided: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
 def _live(run: _Run) -> None:
-    if not _living:  # before whatever was set up so far ends, as that which takes its span
-        atexit.unregister(_leave_all)
-        atexit.register(_leave_all)
+    provider = run.job.engine.telemetry.provider
+    with suppress(TypeError):  # it cannot be referred to weakly
+        if (
+            provider not in _provided
+        ):  # what takes its span ends with the process, too: be before it
+            _provided.add(provider)
+            atexit.unregister(_leave_all)
+            atexit.register(_leave_all)
     _living.add(run)
 
 
+@atexit.register
 def _leave_all() -> None:
     """With the process its streams end."""
     for run in list(_living):

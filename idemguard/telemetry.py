@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import wraps
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from opentelemetry import context as otel
 from opentelemetry import metrics, trace
@@ -23,12 +24,11 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from idemguard import context, log
 from idemguard.attached import Attached
 from idemguard.claim import Begin, Claimed, Complete, InFlight, Release
-from idemguard.errors import StoreError, WaitTimeoutError
-from idemguard.forks import on_fork
-from idemguard.guard import Look, OutOfScope, Owe
+from idemguard.collector import collecting
+from idemguard.errors import WaitTimeoutError
+from idemguard.guard import OutOfScope, Owe
 from idemguard.pricing import CURRENCY
 from idemguard.record import DUPLICATES, Cause
-from idemguard.record import Status as Stands
 from idemguard.windows import OUTCOMES
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from idemguard.config import Settings
     from idemguard.context import Current
     from idemguard.guard import Ask, Reply, Wish
-    from idemguard.record import Caller, Claim
+    from idemguard.record import Caller, Claim, Result
     from idemguard.span_usage import UsageSpanProcessor as UsageSpanProcessor  # noqa: PLC0414 - public here
     from idemguard.usage import Spent
 
@@ -103,6 +103,9 @@ FIELDS = (
 )  # fmt: skip
 AGENTS = 50  # names that metrics tell apart; the rest is `other`
 OTHER = "other"
+NAME = 255  # characters of a name that are shown
+LARGEST = 2**63 - 1  # that an attribute holds
+MOST = 2**40  # tokens of one execution that a counter takes: its sum must stay below that
 # s: from a kept result to a run of an hour
 DURATIONS = (
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600,
@@ -152,13 +155,11 @@ class Telemetry:
     """
 
     def __init__(self, settings: Settings, *, priced: bool) -> None:
-        version = _version()
         self._tracers, self._meters = settings.tracer_provider, settings.meter_provider
-        self.tracer = trace.get_tracer(SCOPE, version, settings.tracer_provider)
         self.record_exceptions = settings.record_exceptions is True
         self.gen_ai_usage = settings.gen_ai_usage is True
         self._priced = priced
-        meter = metrics.get_meter(SCOPE, version, settings.meter_provider)
+        self.tracer, meter = self._made(_version())
         count, spread = meter.create_counter, meter.create_histogram
         self.calls = count(CALLS, "{call}", "Calls that ended, by what they came to.")
         self.found = count(FOUND, "{call}", "Calls that ended and had found a living leader.")
@@ -180,15 +181,21 @@ class Telemetry:
             WAIT_DURATION, "s", "How long calls waited that found a living leader.",
             explicit_bucket_boundaries_advisory=DURATIONS,
         )  # fmt: skip
-        self._lock = threading.RLock()  # a stream that is collected may come here while it is held
-        self._agents: set[str] = set()
+        self._agents: set[str] = set()  # those of the provider's other guards too
         self._begun: set[tuple[str, str | None]] = set()
         self._provider: object = None
-        on_fork(self)
 
-    def forked(self) -> None:
-        """A thread of the parent may have held the lock."""
-        self._lock = threading.RLock()
+    def _made(self, version: str) -> tuple[trace.Tracer, metrics.Meter]:
+        try:
+            return (
+                trace.get_tracer(SCOPE, version, self._tracers),
+                metrics.get_meter(SCOPE, version, self._meters),
+            )
+        except Exception as error:  # noqa: BLE001 - OTEL_PYTHON_TRACER_PROVIDER names what is not there
+            log.warn("telemetry", "no spans and no metrics, since a provider of OpenTelemetry failed:"
+                     " %s", type(error).__qualname__)  # fmt: skip
+            self._tracers, self._meters = trace.NoOpTracerProvider(), metrics.NoOpMeterProvider()
+            return self._tracers.get_tracer(SCOPE), self._meters.get_meter(SCOPE)
 
     # --- calls ---------------------------------------------------------------------------------------
 
@@ -201,24 +208,51 @@ class Telemetry:
         seen.start()
         return seen
 
+    @property
+    def provider(self) -> object:
+        """Who makes the spans; None where that cannot be told."""
+        try:
+            return trace.get_tracer_provider() if self._tracers is None else self._tracers
+        except Exception:  # noqa: BLE001 - as when they were made
+            return None
+
     def _watches(self) -> bool:
         """Whether there is anybody to see it: the API alone makes no span and takes no metric."""
-        tracers = trace.get_tracer_provider() if self._tracers is None else self._tracers
-        meters = metrics.get_meter_provider() if self._meters is None else self._meters
+        try:
+            tracers = trace.get_tracer_provider() if self._tracers is None else self._tracers
+            meters = metrics.get_meter_provider() if self._meters is None else self._meters
+        except Exception:  # noqa: BLE001 - as when they were made
+            return False
         return not (
             type(tracers).__module__.startswith(_API) and type(meters).__module__.startswith(_API)
         )
 
     def present(self, caller: Caller) -> Caller:
         """Who claims by hand: what executes is the span that is current."""
-        found = trace.get_current_span().get_span_context()
-        # without an SDK the present one is a request's, which is another service's
-        return _traced(caller, found) if found.is_valid and not found.is_remote else caller
+        try:
+            found = trace.get_current_span().get_span_context()
+            # without an SDK the present one is a request's, which is another service's
+            return _traced(caller, found) if found.is_valid and not found.is_remote else caller
+        except Exception:  # noqa: BLE001 - a span of somebody's own
+            return caller
 
     def claimed(self, claim: Claim) -> None:
         """A claim was taken by hand."""
         self.begin(claim.caller)
         self.executes(claim, None)
+
+    def reused(self, caller: Caller, result: Result) -> None:
+        """A claim was asked for by hand, and a result is kept."""
+        self.begin(caller)
+        labels = self.labels(caller)
+        self.ended(labels, "reused" if result.available else "refused", None)
+        if result.available:
+            self.spends(labels, result.spent, None, saved=True)
+
+    def waits_not(self, caller: Caller) -> None:
+        """A claim was asked for by hand, and somebody is executing."""
+        self.begin(caller)
+        self.finds(caller, None)
 
     def settled(self, claim: Claim, outcome: str, spent: Spent) -> None:
         """A claim that was held by hand has ended."""
@@ -231,12 +265,13 @@ class Telemetry:
     def labels(self, caller: Caller) -> dict[str, str]:
         """Task type and agent, as counters tell them apart."""
         agent = self._agent(caller.agent)
-        return {TASK_TYPE: caller.task_type} | ({} if agent is None else {AGENT: agent})
+        return {TASK_TYPE: _short(caller.task_type)} | ({} if agent is None else {AGENT: agent})
 
     def _agent(self, name: str | None) -> str | None:
         if name is None or name in self._agents:
             return name
-        with self._lock:
+        name = _short(name)
+        with _naming:
             if len(self._agents) < AGENTS:
                 self._agents.add(name)
         return name if name in self._agents else OTHER
@@ -246,7 +281,7 @@ class Telemetry:
         """The first call of a task type, and of an agent: every series that it may have is there."""
         provider = metrics.get_meter_provider() if self._meters is None else self._meters
         if provider is not self._provider:  # set late: what was told to none before it is not there
-            self._provider, self._begun = provider, set()
+            self._provider, self._begun, self._agents = provider, set(), _names_of(provider)
         agent = self._agent(caller.agent)
         if (caller.task_type, agent) in self._begun:
             return
@@ -275,6 +310,11 @@ class Telemetry:
             self.duplicates.add(1, labels, within)
 
     @_harmless
+    def finds(self, caller: Caller, within: otel.Context | None) -> None:
+        """A call has found a living leader."""
+        self.found.add(1, self.labels(caller), within)
+
+    @_harmless
     def ended(self, labels: dict[str, str], outcome: str, within: otel.Context | None) -> None:
         """A call has come to its end."""
         self.calls.add(1, labels | {OUTCOME: outcome}, within)
@@ -294,9 +334,30 @@ class Telemetry:
         if usage is not None:
             for kind in ("input", "output"):
                 if amount := getattr(usage, f"{kind}_tokens"):
-                    tokens.add(amount, labels | {TOKEN_TYPE: kind}, within)
+                    tokens.add(min(amount, MOST), labels | {TOKEN_TYPE: kind}, within)
         if spent.price:
             cost.add(float(spent.price), labels, within)
+
+
+_naming = threading.RLock()  # a stream that is collected may come here while it is held
+_names: WeakKeyDictionary[object, set[str]] = WeakKeyDictionary()
+
+
+def _names_of(provider: object) -> set[str]:
+    """The agents that this provider's metrics tell apart, whichever guards count them."""
+    try:
+        return _names.setdefault(provider, set())
+    except TypeError:  # it cannot be referred to weakly
+        return set()
+
+
+def _forked() -> None:
+    global _naming  # noqa: PLW0603 - a thread of the parent may have held it
+    _naming = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 class Unseen:
@@ -340,6 +401,7 @@ class Seen:
         "_around",
         "_beside",
         "_context",
+        "_current",
         "_found",
         "_held",
         "_leaders",
@@ -364,7 +426,8 @@ class Seen:
         self._span: trace.Span = trace.INVALID_SPAN
         self._around: otel.Context | None = None  # of its caller
         self._context: otel.Context | None = None  # with the call's span, where there is one
-        self._within: otel.Context | None = None  # with its execution too
+        self._within: otel.Context | None = None  # with its execution too, as its body left it
+        self._current: otel.Context | None = None  # that was attached last
         self._waiting: tuple[str, trace.Span, float] | None = None  # for whom, its span, since when
         self._waited_for = 0.0  # s; counts where a call was not let in, and so tells none
         self._beside: Caller | None = None  # the leader that was waited for last
@@ -380,22 +443,28 @@ class Seen:
         """It begins."""
         telemetry, caller = self._telemetry, self.ask.caller
         around = otel.get_current()
-        about = {TASK_TYPE: caller.task_type, WORKER: caller.worker}
+        about = {TASK_TYPE: _short(caller.task_type), WORKER: _short(caller.worker)}
         if self.ask.address.fingerprint:
             about[FINGERPRINT] = self.ask.address.fingerprint[:16]
         if caller.agent is not None:
-            about[AGENT] = caller.agent
-        span = telemetry.tracer.start_span(
-            SPAN.format(caller.task_type), around, SpanKind.INTERNAL, about
-        )
+            about[AGENT] = _short(caller.agent)
+        name = SPAN.format(_short(caller.task_type))
+        span = telemetry.tracer.start_span(name, around, SpanKind.INTERNAL, about)
+        try:
+            self._take(span, around)
+        finally:
+            if self._span is not span and span.is_recording():
+                span.end()  # it cannot be told from another one, or Ctrl-C hit
+
+    def _take(self, span: trace.Span, around: otel.Context) -> None:
         own = span.get_span_context()
         if (
             own.is_valid
             and own.span_id != trace.get_current_span(around).get_span_context().span_id
         ):
-            self._span, self._around = span, around
+            self.ask = replace(self.ask, caller=_traced(self.ask.caller, own))
             self._context = trace.set_span_in_context(span, around)
-            self.ask = replace(self.ask, caller=_traced(caller, own))
+            self._span, self._around = span, around
 
     # --- while it goes on ------------------------------------------------------------------------------
 
@@ -405,11 +474,16 @@ class Seen:
             return context.inside(execution)
         if self._within is None:
             self._within = Attached.context(execution, self._context)
-        return Attached(execution, self._within)
+        self._current = self._within
+        return Attached(execution, self._within, self._leaves)
+
+    def _leaves(self, within: otel.Context) -> None:
+        self._within = within  # a stream's next step goes on in what this one has made current
 
     @_harmless
     def executes(self, execution: Current) -> None:
         """Its body starts."""
+        self._waited()
         self._spent = execution.spent
         execution.told_lost = self.lost
         self._telemetry.executes(execution.claim, self._context)
@@ -427,8 +501,6 @@ class Seen:
                 self._asks(wish)
                 try:
                     answer = yield wish
-                    if isinstance(answer, Claimed) and answer.claim.cause is Cause.LOST:
-                        yield from self._lost_before(answer.claim)
                 except GeneratorExit:
                     flow.close()
                     raise
@@ -458,8 +530,12 @@ class Seen:
             self._waits(answer.holder)
             return
         self._waited()
-        if isinstance(answer, Claimed) and answer.claim.cause is Cause.FALLBACK:
+        if not isinstance(answer, Claimed):
+            return
+        if answer.claim.cause is Cause.FALLBACK:
             self._event(FALLBACK, "its leader took longer than wait_timeout")
+        if answer.before is not None:
+            _link(self._span, answer.before.caller, "lost")
 
     def _waits(self, holder: Claim) -> None:
         self._found, self._beside = True, holder.caller
@@ -467,7 +543,10 @@ class Seen:
             return
         self._waited()
         caller = self.ask.caller
-        about = {TASK_TYPE: caller.task_type, FINGERPRINT: self.ask.address.fingerprint[:16]}
+        about = {
+            TASK_TYPE: _short(caller.task_type),
+            FINGERPRINT: self.ask.address.fingerprint[:16],
+        }
         span = self._telemetry.tracer.start_span(WAIT_SPAN, self._context, SpanKind.INTERNAL, about)
         self._waiting = holder.id, span, time.monotonic()
         _link(span, holder.caller, "leader")
@@ -486,21 +565,6 @@ class Seen:
             self._leaders.add(leader.id)
             _link(self._span, leader.caller, "leader")
 
-    def _lost_before(self, claim: Claim) -> Generator[Wish, Any, None]:
-        """Link to the execution that this one takes over from."""
-        if not self._span.is_recording():
-            return
-        try:
-            record, now = yield Look(claim.address)
-        except StoreError:
-            return
-        before = [
-            line for line in record.lines
-            if line.claim.token < claim.token and line.told(now) is Stands.LOST
-        ]  # fmt: skip
-        if before:
-            _link(self._span, max(before, key=lambda line: line.claim.token).claim.caller, "lost")
-
     def _event(self, name: str, reason: str, at: int | None = None) -> None:
         self._span.add_event(name, {REASON: reason}, at)
 
@@ -516,12 +580,15 @@ class Seen:
         """
         if self.over or self._held or os.getpid() != self._pid:
             return
-        self._held = hold
-        self.over = not hold
-        self._spent = None
-        self._tell(reply)
-        if not hold:
-            self._close()
+        self._held, self.over, self._spent = hold, not hold, None
+        _unlocked(self._end, reply, hold=hold)
+
+    def _end(self, reply: Reply, *, hold: bool) -> None:
+        try:
+            self._tell(reply)
+        finally:
+            if not hold:
+                self._close()
 
     def left(self, error: BaseException | None = None) -> None:
         """Nobody is there any more: it ends now, if it has not.
@@ -530,22 +597,20 @@ class Seen:
             error: that it was left with, or None.
 
         """
-        if self._within is not None and otel.get_current() is self._within:
+        if self._current is not None and otel.get_current() is self._current:
             otel.attach(self._around or otel.Context())  # Ctrl-C hit in the midst of its detaching
         if self.over or os.getpid() != self._pid:
             return
         self.over = True
-        error = sys.exception() if error is None else error
-        if isinstance(error, GeneratorExit) and _amid():
-            _aside(self._leave, error)
-        else:
-            self._leave(error)
+        _unlocked(self._leave, sys.exception() if error is None else error)
 
     def _leave(self, error: BaseException | None) -> None:
-        if not self._held:
-            self._gone(error)
-        self._spent = None
-        self._close()
+        try:
+            if not self._held:
+                self._gone(error)
+        finally:
+            self._spent = None
+            self._close()
 
     @_harmless
     def _close(self) -> None:
@@ -558,22 +623,42 @@ class Seen:
         telemetry = self._telemetry
         labels, spent = telemetry.labels(self.ask.caller), self._spent
         telemetry.ended(labels, "failed", self._context)
+        self._durations("failed", self._waited_for)
+        told = None if spent is None else spent()
+        if told is not None:
+            telemetry.spends(labels, told, self._context)
+        if self._waited_for:
+            self._waited_in_all(self._waited_for)
         self._failed("GeneratorExit" if error is None else type(error).__qualname__)
         self._span.set_attribute(OUTCOME, "failed")
-        self._durations("failed", self._waited_for)
-        if spent is not None:
-            self._spends(labels, spent())
+        if self._lost_at is not None:
+            self._event(LOST, "its claim was no longer held when it was left", self._lost_at)
+        if told is not None:
+            self._amounts(told)
 
     @_harmless
     def _tell(self, reply: Reply) -> None:
         self._waited()
-        telemetry, span, source = self._telemetry, self._span, reply.source
-        labels, error = telemetry.labels(self.ask.caller), reply.error
+        telemetry, source = self._telemetry, reply.source
+        labels, spent = telemetry.labels(self.ask.caller), reply.spent
         telemetry.ended(labels, source, self._context)
-        timed_out, waited = isinstance(error, WaitTimeoutError), reply.waited / 1000
+        timed_out, waited = isinstance(reply.error, WaitTimeoutError), reply.waited / 1000
         if not waited and not timed_out and reply.claim is None:
             waited = self._waited_for
         self._durations(source, waited, timed_out=timed_out)
+        if source != "refused":
+            telemetry.spends(labels, spent, self._context, saved=source == "reused")
+        if waited:
+            self._waited_in_all(waited)
+        self._describe(reply, timed_out=timed_out)
+
+    @_harmless
+    def _waited_in_all(self, waited: float) -> None:
+        self._span.set_attribute(WAIT_DURATION, waited)
+
+    @_harmless
+    def _describe(self, reply: Reply, *, timed_out: bool) -> None:
+        span, source, error = self._span, reply.source, reply.error
         span.set_attribute(OUTCOME, source)
         if reply.claim is not None:
             span.set_attribute(EXECUTION_ID, reply.claim.id)
@@ -599,21 +684,19 @@ class Seen:
             )
         elif error is not None:
             self._failed(type(error).__qualname__)
-            if telemetry.record_exceptions:
+            if self._telemetry.record_exceptions:
                 self._records(error)
         if source == "reused":
-            telemetry.spends(labels, reply.spent, self._context, saved=True)
             _amounts(span, reply.spent, SAVED)
         elif source != "refused":
-            self._spends(labels, reply.spent)
+            self._amounts(reply.spent)
 
-    def _spends(self, labels: dict[str, str], spent: Spent) -> None:
-        self._telemetry.spends(labels, spent, self._context)
+    def _amounts(self, spent: Spent) -> None:
         _amounts(self._span, spent, USAGE)
         if self._telemetry.gen_ai_usage and spent.usage is not None:
             for field, name in GEN_AI.items():
                 if (amount := getattr(spent.usage, field)) is not None:
-                    self._span.set_attribute(name, amount)
+                    self._span.set_attribute(name, min(amount, LARGEST))
 
     @_harmless
     def _records(self, error: BaseException) -> None:
@@ -625,14 +708,12 @@ class Seen:
 
     @_harmless
     def _durations(self, source: str, waited: float, *, timed_out: bool = False) -> None:
-        telemetry, task_type = self._telemetry, self.ask.caller.task_type
-        if waited:
-            self._span.set_attribute(WAIT_DURATION, waited)
-        labels = {TASK_TYPE: task_type, OUTCOME: source}
+        telemetry, caller = self._telemetry, self.ask.caller
+        labels = {TASK_TYPE: _short(caller.task_type), OUTCOME: source}
         telemetry.duration.record(time.monotonic() - self._started, labels, self._context)
         if self._found or waited or source == "fallback" or timed_out:
             telemetry.waits.record(waited, labels, self._context)
-            telemetry.found.add(1, telemetry.labels(self.ask.caller), self._context)
+            telemetry.finds(caller, self._context)
 
 
 def _traced(caller: Caller, span: SpanContext) -> Caller:
@@ -660,7 +741,7 @@ def _amounts(span: trace.Span, spent: Spent, prefix: str) -> None:
     if usage is not None:
         for field in FIELDS:
             if (amount := getattr(usage, field)) is not None:
-                span.set_attribute(prefix + field, amount)
+                span.set_attribute(prefix + field, min(amount, LARGEST))
     if spent.price is not None:
         amount_name, currency_name = (
             (SAVED_AMOUNT, SAVED_CURRENCY) if prefix == SAVED else (COST_AMOUNT, COST_CURRENCY)
@@ -674,11 +755,23 @@ def _amounts(span: trace.Span, spent: Spent, prefix: str) -> None:
 _LOCKING = ("opentelemetry.sdk.", "opentelemetry.exporter.")
 
 
-def _amid() -> bool:
-    """Whether this thread was interrupted in the midst of the SDK's own steps, and may hold a lock.
+def _unlocked(act: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Do it now; where this thread may hold a lock that it takes, in a thread of its own.
 
-    The garbage collector, which may run anywhere, closes a coroutine that nobody has any more.
+    The garbage collector, which may run anywhere, closes a coroutine or a stream that nobody has
+    any more: amid the SDK's steps, or those of somebody's own processor.
     """
+    if not collecting() and not _amid():
+        act(*args, **kwargs)
+        return
+    thread = threading.Thread(
+        target=act, args=args, kwargs=kwargs, name="idemguard-left", daemon=True
+    )
+    with suppress(RuntimeError):  # the interpreter ends
+        thread.start()
+
+
+def _amid() -> bool:
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell
     while frame is not None:
         if str(frame.f_globals.get("__name__")).startswith(_LOCKING):
@@ -687,11 +780,9 @@ def _amid() -> bool:
     return False
 
 
-def _aside(act: Callable[[BaseException | None], None], error: BaseException | None) -> None:
-    """In a thread of its own: it may have to wait until what was interrupted goes on."""
-    thread = threading.Thread(target=act, args=(error,), name="idemguard-left", daemon=True)
-    with suppress(RuntimeError):  # the interpreter ends
-        thread.start()
+def _short(name: str) -> str:
+    """A name as telemetry shows it: not longer than people read."""
+    return name if len(name) <= NAME else f"{name[: NAME - 1]}…"
 
 
 def _version() -> str:

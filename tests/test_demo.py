@@ -16,15 +16,20 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from programs import need
+from servers.jaeger import Jaeger
 from servers.otlp import METRICS, TRACES, Receiver
 from servers.server import HOST, free_port
 
 from idemguard import ExecutionLedger, Guard, record_usage
+from idemguard.cli.demo import _missing
 from idemguard.demo import TEXTS, export, figures
 from idemguard.demo.documents import LARGEST, UnusableError, look_through, read, shown
 from idemguard.demo.plan import plan
+from idemguard.demo.run import Came
 from idemguard.demo.tasks import CHEAP, COSTLY, KINDS, digest, tokens
 
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "idemguard"
 EXAMPLE = Path(__file__).parents[1] / "examples" / "double_bill.py"
 COMMAND = (sys.executable, "-W", "error", "-m", "idemguard")
 QUICK = ("--delay", "0.01")
@@ -594,15 +599,131 @@ def test_a_collector_that_is_down_is_two_lines_and_the_demo_goes_on(few, receive
         why = "no answer in time"
     else:
         receiver.status, why = 404, "404"
-    done = sending(few, "--json", **{ENDPOINT: url})
+    done = sending(few, **{ENDPOINT: url})
     assert done.returncode == 0
-    assert json.loads(done.stdout)["enforce"]["duplicates"] == 0
+    assert "Enforce: every task was executed once" in done.stdout
+    assert not re.search("Jaeger|Search there|went to", done.stdout)  # there is nothing to see
     lines = done.stderr.splitlines()
     assert [line.split()[1] for line in lines] == ["metrics", "traces"]
     for line in lines:
         shown = url.replace("user:secret", "***")
         assert line.startswith(f"idemguard: {line.split()[1]} did not arrive at {shown}: ")
         assert why in line
+
+
+def unknown(receiver, signal):
+    """Variables by which a signal goes where nobody knows it, and the other one arrives."""
+    return {ENDPOINT: receiver.url, f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT": f"{receiver.url}/no"}
+
+
+def test_it_says_where_to_look_only_for_what_arrived(few, receiver):
+    done = sending(few, **unknown(receiver, "TRACES"))
+    assert done.returncode == 0
+    assert done.stderr == f"idemguard: traces did not arrive at {receiver.url}/no: 404 Not Found\n"
+    assert "Jaeger" not in done.stdout
+    assert done.stdout.splitlines()[-1] == f"Metrics went to {receiver.url}."
+    assert receiver.total("idemguard.calls") == 2 * (22 + 11)
+
+
+def test_what_arrived_in_part_is_said_so(capsys):
+    refused = {"metrics": "no answer in time", "traces": "no answer in time"}
+    _missing([Came(unsent=refused, arrived={"traces"}), Came()], dict.fromkeys(refused, "http://c"))
+    assert capsys.readouterr().err.splitlines() == [
+        "idemguard: metrics did not arrive at http://c: no answer in time",
+        "idemguard: some traces did not arrive at http://c: no answer in time",
+    ]
+
+
+@pytest.mark.jaeger
+def test_a_plain_jaeger_is_one_line_that_says_how_to_leave_the_metrics_out(few):
+    program = need(
+        "jaeger",
+        places=sorted(CACHE.glob("jaeger-*/jaeger"), reverse=True),
+        how="run tests/build_jaeger.sh, which needs Go",
+    )
+    with Jaeger(program) as jaeger:
+        done = sending(few, **{ENDPOINT: jaeger.endpoint})
+        assert done.returncode == 0
+        assert done.stderr == (
+            f"idemguard: metrics did not arrive at {jaeger.endpoint}: 404 Not Found; "
+            "a plain Jaeger takes none: set OTEL_METRICS_EXPORTER=none to leave them out\n"
+        )
+        assert f"Traces in Jaeger: http://{HOST}:16686/" in done.stdout
+        assert "idemguard-demo" in jaeger.ask("/api/services")
+        done = sending(few, **{ENDPOINT: jaeger.endpoint, "OTEL_METRICS_EXPORTER": "none"})
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("signal", "place", "unsent", "told"),
+    [
+        ("metrics", "http://c:4318", {"metrics": "404 Not Found"}, "OTEL_METRICS_EXPORTER=none"),
+        ("metrics", "http://c:4318", {"metrics": "404 x", "traces": "404 x"}, ""),
+        ("metrics", "http://c:4318", {"metrics": "503 Service Unavailable"}, ""),
+        ("traces", "http://c:4318", {"traces": "404 Not Found"}, ""),
+        ("traces", "http://c:4317", {"traces": "Connection aborted"}, "and 4318 for http/protobuf"),
+        ("traces", "http://c:port", {"traces": "Connection aborted"}, ""),
+    ],
+)
+def test_what_helps_is_said_where_it_is_known(signal, place, unsent, told):
+    advice = export.advice(signal, place, unsent)
+    assert told in advice
+    assert bool(told) == bool(advice)
+
+
+PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+OF_TRACES, OF_METRICS = "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_METRICS_PROTOCOL"
+
+
+@pytest.mark.parametrize(
+    ("variables", "without", "settings", "paths"),
+    [
+        ({PROTOCOL: "grpc"}, "traces and metrics", f"{PROTOCOL} (now grpc)", set()),
+        ({PROTOCOL: "grpc", OF_TRACES: "http/protobuf"}, "metrics", f"{PROTOCOL} (now grpc)", {TRACES}),
+        (
+            {OF_TRACES: "grpc", OF_METRICS: "http/json"},
+            "traces and metrics",
+            f"{OF_TRACES} (now grpc) and {OF_METRICS} (now http/json)",
+            set(),
+        ),
+    ],
+)  # fmt: skip
+def test_another_protocol_is_one_line_before_it_starts_and_nothing_is_sent(
+    few, receiver, variables, without, settings, paths
+):
+    done = subprocess.run(
+        [*COMMAND, "demo", few, *QUICK],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False,
+        env={**os.environ, **variables, ENDPOINT: receiver.url, "PYTHONUNBUFFERED": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0
+    first, *rest = done.stdout.splitlines()
+    assert first == (
+        f"idemguard: the demo speaks http/protobuf alone and goes on without {without}; to have them "
+        f"sent, set {settings} to http/protobuf, and the endpoint to a port that takes it, 4318 as a rule"
+    )
+    assert not [line for line in rest if line.startswith("idemguard:")]
+    assert ("Traces in Jaeger" in done.stdout) == (TRACES in paths)
+    assert {path for path, _ in receiver.bodies} == paths
+
+
+@pytest.mark.parametrize(
+    ("variables", "found"),
+    [
+        ({}, {}),
+        ({PROTOCOL: ""}, {}),
+        ({PROTOCOL: " HTTP/protobuf "}, {}),
+        ({PROTOCOL: "grpc"}, {"traces": (PROTOCOL, "grpc"), "metrics": (PROTOCOL, "grpc")}),
+        ({PROTOCOL: "grpc", OF_METRICS: "http/protobuf"}, {"traces": (PROTOCOL, "grpc")}),
+        ({PROTOCOL: "http/protobuf", OF_METRICS: "grpc"}, {"metrics": (OF_METRICS, "grpc")}),
+        ({PROTOCOL: "grpc", OF_METRICS: " "}, {"traces": (PROTOCOL, "grpc"), "metrics": (PROTOCOL, "grpc")}),
+    ],
+)  # fmt: skip
+def test_the_protocol_of_a_signal_counts_before_the_common_one(monkeypatch, variables, found):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert export.unspoken(("traces", "metrics")) == found
+    assert export.unspoken(()) == {}
 
 
 def test_what_hangs_is_left_behind_in_two_seconds(receiver):
@@ -640,8 +761,9 @@ def test_settings_that_the_sdk_does_not_take_are_said(few, receiver):
 
 
 def test_spans_that_nobody_samples_are_not_missed(few, receiver):
-    done = sending(few, "--json", **{ENDPOINT: receiver.url, "OTEL_TRACES_SAMPLER": "always_off"})
+    done = sending(few, **{ENDPOINT: receiver.url, "OTEL_TRACES_SAMPLER": "always_off"})
     assert (done.returncode, done.stderr, receiver.spans) == (0, "", [])
+    assert "Jaeger" not in done.stdout
     assert receiver.total("idemguard.calls") == 2 * (22 + 11)
 
 

@@ -154,10 +154,13 @@ def test_the_scrape_has_every_series_that_a_rule_may_ask_for(scrape):
         assert scrape.told(name, "gen_ai_token_type") == {"input", "output"}
     for name in ("idemguard_usage_cost_USD_total", "idemguard_saved_cost_USD_total"):
         assert scrape.told(name, "gen_ai_agent_name") == {"researcher", ""}
-    assert scrape.told("idemguard_wait_duration_seconds_count", "idemguard_outcome") == {
-        "fallback",
-        "refused",
+    assert scrape.told("idemguard_claims_found_total", "gen_ai_agent_name") == {"researcher", ""}
+    found = {
+        dict(labels).get("gen_ai_agent_name", ""): value
+        for (name, labels), value in scrape.values.items()
+        if name == "idemguard_claims_found_total"
     }
+    assert found == {"researcher": 0, "": 2}  # one was refused, one fell back
 
 
 # --- the names in what ships -----------------------------------------------------------------------------
@@ -268,29 +271,34 @@ def test_the_dashboard_names_what_is_scraped_and_what_the_rules_record(scrape):
 @pytest.mark.parametrize("path", TESTS, ids=lambda path: path.name)
 def test_the_series_of_the_rules_tests_are_series_of_the_scrape(path, scrape):
     for test in yaml.safe_load(path.read_text())["tests"]:
-        for series in test["input_series"]:
-            name, inside = SELECTOR.fullmatch(series["series"]).groups()
-            given = {label: json.loads(text) for label, _, text in MATCHER.findall(inside)}
-            assert given.pop("job"), series
-            assert given.pop("instance"), series
-            free = {"idemguard_task_type", "gen_ai_agent_name"}
-            scraped = [
-                {label: value for label, value in labels.items() if label not in SCOPE | free}
-                for labels in scrape.series[name]
-            ]
-            there = {label: value for label, value in given.items() if label not in free}
-            # outcomes that need more patience than this scrape has are those of the calls
-            if name.startswith("idemguard_wait_duration"):
-                assert there.keys() == scraped[0].keys(), series
-                assert there["idemguard_outcome"] in OUTCOMES
-            else:
-                assert there in scraped, series
-            assert given.keys() <= scrape.labels(name), series
-            assert "idemguard_task_type" in given
+        check_series(test, scrape)
         for asked in test.get("promql_expr_test", ()):
             check(asked["expr"], scrape)
         for asked in test.get("alert_rule_test", ()):
             assert asked["alertname"] in {alert["alert"] for alert in ALERTS}
+
+
+def check_series(test, scrape):
+    """Fail where a rules test makes up a series that no scrape has."""
+    for series in test["input_series"]:
+        name, inside = SELECTOR.fullmatch(series["series"]).groups()
+        given = {label: json.loads(text) for label, _, text in MATCHER.findall(inside)}
+        assert given.pop("job"), series
+        assert given.pop("instance"), series
+        free = {"idemguard_task_type", "gen_ai_agent_name"}
+        scraped = [
+            {label: value for label, value in labels.items() if label not in SCOPE | free}
+            for labels in scrape.series[name]
+        ]
+        there = {label: value for label, value in given.items() if label not in free}
+        # outcomes that need more patience than this scrape has are those of the calls
+        if name.startswith("idemguard_wait_duration"):
+            assert there.keys() == scraped[0].keys(), series
+            assert there["idemguard_outcome"] in OUTCOMES
+        else:
+            assert there in scraped, series
+        assert given.keys() <= scrape.labels(name), series
+        assert "idemguard_task_type" in given
 
 
 def test_every_alert_is_seen_to_fire_and_not_to_fire():
@@ -462,6 +470,67 @@ def test_promtool_sees_a_limit_that_is_changed(tmp_path):
     rules.write_text(rules.read_text().replace("> 0.03", "> 0.05"))
     with pytest.raises(AssertionError, match="FAILED"):
         promtool("test", "rules", tmp_path / "idemguard-rules.test.yml")
+
+
+def short_lived():
+    """A rules test: every 30 s a worker that finds a leader twice; of 15 workers, one falls back once."""
+    series = []
+    for number in range(120):
+        fell = number % 15 == 0
+        labels = f'idemguard_task_type="summarise",job="workers",instance="{number}"'
+        for name, values in (
+            ("idemguard_claims_found_total{", "0 1 2x8"),
+            ('idemguard_calls_total{idemguard_outcome="fallback",', "0 0 1x8" if fell else "0x9"),
+            # a histogram's series is there with its first value
+            (
+                'idemguard_wait_duration_seconds_count{idemguard_outcome="reused",',
+                "_ 1 1x8" if fell else "_ 1 2x8",
+            ),
+            (
+                'idemguard_wait_duration_seconds_count{idemguard_outcome="fallback",',
+                "_ _ 1x8" if fell else "_x9",
+            ),
+        ):
+            shifted = f"_x{number} {values} stale" if number else f"{values} stale"
+            series.append({"series": f"{name}{labels}}}", "values": shifted})
+
+    def asked(query, *samples, at="40m"):
+        told = [{"labels": '{idemguard_task_type="summarise"}', "value": v} for v in samples]
+        return {"expr": query, "eval_time": at, "exp_samples": told}
+
+    return {
+        "interval": "30s",
+        "input_series": series,
+        "promql_expr_test": [
+            asked("ALERTS"),
+            asked("ALERTS", at="55m"),
+            asked("round(idemguard:fallback_share:ratio15m, 0.001)", round(2 / 60, 3)),
+            asked("idemguard:claims_found:increase15m >= bool 20", 1),
+        ],
+    }
+
+
+@pytest.mark.promtool
+def test_workers_of_two_waits_each_do_not_make_five_percent_of_three(tmp_path, scrape):
+    test = short_lived()
+    check_series(test, scrape)
+    rules, path = tmp_path / "idemguard-rules.yml", tmp_path / "short.test.yml"
+    shutil.copy(FOLDER / rules.name, rules)
+    path.write_text(
+        yaml.safe_dump(
+            {"rule_files": [rules.name], "evaluation_interval": "1m", "tests": [test]},
+            sort_keys=False,
+        )
+    )
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+    # a histogram's count below the line lacks the first wait of every worker
+    text = rules.read_text()
+    counted = text.replace("idemguard_claims_found_total", "idemguard_wait_duration_seconds_count")
+    assert counted != text
+    rules.write_text(counted)
+    with pytest.raises(AssertionError, match=r"IdemguardFallbackShareHigh.*firing"):
+        promtool("test", "rules", path)
 
 
 @pytest.mark.promtool

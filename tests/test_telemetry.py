@@ -30,6 +30,7 @@ from idemguard import (
     current,
     errors,
     record_usage,
+    telemetry,
     worker,
 )
 from idemguard.claim import Begin, Renew
@@ -1435,14 +1436,13 @@ def test_a_child_does_not_end_what_waits_in_its_parent(tapped, emitted):
 
 
 def test_a_child_that_is_forked_while_another_thread_holds_the_lock(watched, emitted):
-    guard = watched()
-    task = guard.idempotent(lambda n: n, task_type="t")
+    task = watched().idempotent(lambda n: n, task_type="t")
     with agent("a"):
         task(0)
     held, let_go = threading.Event(), threading.Event()
 
     def hold():
-        with guard.engine.telemetry._lock:
+        with telemetry._naming:
             held.set()
             assert let_go.wait(LONG)
 

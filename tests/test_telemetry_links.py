@@ -431,44 +431,11 @@ def test_the_newest_that_was_lost(lose, emitted, clock):
     assert links(emitted.span(SPAN)) == [("lost", ids(again))]
 
 
-def test_only_a_retaker_that_is_seen_looks_for_it(lose, emitted, tapped):
-    _, task, _ = lose
-    unsampled = Emitted(sampling.ALWAYS_OFF)
-    blind = Guard(store=tapped, **unsampled.providers)
-    with capture() as calls:
-        blind.idempotent(lambda n: n, task_type="t")(1)
-    assert (calls[0].cause, tapped.looked) == ("lost", 0)
-    unsampled.close()
-    task(2)
-    assert tapped.looked == 0  # nor does one that took over from nobody
-
-
-def test_a_store_that_fails_while_it_looks_costs_the_link_alone(lose, emitted, tapped):
-    _, task, _ = lose
-
-    def look(_):
-        raise errors.StoreUnavailableError("away")
-
-    tapped.look = look
-    assert task(1) == 1
-    span = emitted.span(SPAN)
-    assert (span.links, events(span)) == ((), [])
-    assert span.attributes["idemguard.outcome"] == "executed"
-
-
-def test_an_interrupt_while_it_looks_gives_the_claim_back(lose, emitted, tapped):
-    guard, task, _ = lose
-
-    def look(_):
-        raise KeyboardInterrupt
-
-    tapped.look, real = look, tapped.look
-    with pytest.raises(KeyboardInterrupt):
-        task(1)
-    tapped.look = real
-    record, now = tapped.look(guard._desk.address(guard.task_of(task, 1)))
-    assert not record.living(now)
-    assert emitted.span(SPAN).attributes["error.type"] == "KeyboardInterrupt"
+def test_a_retaker_asks_the_store_for_nothing_more(lose, emitted, tapped):
+    _, task, lost = lose
+    task(1)
+    assert links(emitted.span(SPAN)) == [("lost", lost)]
+    assert tapped.looked == 0
 
 
 # --- together ------------------------------------------------------------------------------------

@@ -273,8 +273,9 @@ def answer(command: Command, reply: list[Any]) -> Answer:
     """What the server's reply to a command means."""
     where = command.address
     match reply:
-        case [b"claimed", source, runs, conflict]:
-            return Claimed(claim(where, source.decode()), runs, conflict == 1)
+        case [b"claimed", source, runs, conflict, before]:
+            lost = claim(where, before.decode()) if before else None
+            return Claimed(claim(where, source.decode()), runs, conflict == 1, lost)
         case [b"replay", *result, runs] if len(result) == 7:  # noqa: PLR2004 - its fields
             return Replay(_result(where, result), runs)
         case [b"replay", *result, runs, _]:

@@ -218,7 +218,7 @@ FAULTS = (
         "if False:",
     ),
     _claim("a forgotten task conflicts for ever", "            digest=None,\n", ""),
-    _claim("an observed conflict is not told", "conflict=observed and _other(record, ask))", "conflict=False)"),
+    _claim("an observed conflict is not told", "claim.cause is Cause.OBSERVED and _other(record, ask)", "False"),
     # --- results ---
     _claim("ttl 0 shares nothing", SERVES, "now < result.until"),
     _claim("a result is never over", SERVES, "True"),

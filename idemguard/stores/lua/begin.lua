@@ -8,7 +8,7 @@
 -- KEYS[8]  secret of the namespace, from a process that does not know it, with
 -- ARGV[15] a fresh one      ARGV[16] how long it lives after its last use, ms; then it is also the
 --          last part of what is returned
--- returns  {"claimed", source, runs, conflict}
+-- returns  {"claimed", source, runs, conflict, source of what was lost before it, or ""}
 --          {"replay", source, spent, codec, data, at, fresh, gone, runs}
 --          {"in_flight", source, left, since, runs} | {"unknown", source, runs}
 --          {"conflict", runs} | {"over"}
@@ -45,9 +45,19 @@ local function other_payload()
   return record.digest and record.digest ~= digest
 end
 
+local function lost_before(line)
+  local found
+  for _, other in ipairs(record.lines) do
+    local earlier = other[STATUS] == 'lost' and other[TOKEN] < line[TOKEN]
+    if earlier and not (found and other[TOKEN] <= found[TOKEN]) then found = other end
+  end
+  return found and source(found) or ''
+end
+
 local function claimed(line)
   local conflict = line[CAUSE] == 'observed' and other_payload()
-  return {'claimed', source(line), record.runs, conflict and 1 or 0}
+  local before = line[CAUSE] == 'lost' and lost_before(line) or ''
+  return {'claimed', source(line), record.runs, conflict and 1 or 0, before}
 end
 
 local function open(cause, holds)
