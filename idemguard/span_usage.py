@@ -96,7 +96,9 @@ class _Open:
         self.owner = owner
         self.execution = execution  # None: of a call, whose execution is still to come
         self.parent = parent
-        self.before: Usage | None = None  # what its execution had told when a sum began
+        self.before: Usage | None = (
+            None  # what others had told to its execution: no part of its sum
+        )
         self.told = False  # a span beneath it has ended with usage
         self.counted = False  # it, or one above, has ended with usage that counts
         self.ended = False
@@ -209,7 +211,7 @@ class UsageSpanProcessor(SpanProcessor):
         if _is_own(span):  # what is beneath belongs to the execution that its body gets
             execution = None
         started = _open[_key(span.context)] = _Open(self, execution, around)
-        if execution is not None and _is_sum(span.attributes):
+        if execution is not None:
             started.before = _told_by(execution.spent())
         if len(_open) > LIMIT:
             _let_go()
@@ -239,11 +241,19 @@ class UsageSpanProcessor(SpanProcessor):
                 log.warn("late usage", "%s: a span with usage ended after its body had, and is not "
                          "booked; await what the body starts", execution.task_type)  # fmt: skip
             return
+        before = _told_by(living.spent())
         if _is_sum(attributes):
             if not ended.told:
                 ended.counted = True
                 _add_sum(living, usage, ended.before if living is execution else None)
-            return
+        else:
+            self._books(ended, living, span, usage, covered=covered)
+        _lift(ended, living, before)
+
+    def _books(
+        self, ended: _Open, living: Current, span: ReadableSpan, usage: Usage, *, covered: bool
+    ) -> None:
+        """A span of one request: book it, unless it was told of before."""
         report = _Report(
             _key(span.context),
             _key(span.parent),
@@ -300,6 +310,22 @@ def _told_by(spent: Spent) -> Usage | None:
     if spent.inner is not None:
         told.append(Usage(input_tokens=spent.inner[0], output_tokens=spent.inner[1]))
     return total(told)
+
+
+def _lift(ended: _Open, execution: Current, before: Usage | None) -> None:
+    """What was booked just now is no part of the sums of open spans that it is not beneath."""
+    now = _told_by(execution.spent())
+    if now is None:
+        return
+    more = {
+        name: amount - (getattr(before, name, None) or 0)
+        for name in TOKENS
+        if (amount := getattr(now, name)) is not None
+    }
+    above = [ended, *ended.above()]
+    for other in list(_open.values()):
+        if other.execution is execution and other not in above:
+            other.before = total([*([] if other.before is None else [other.before]), Usage(**more)])
 
 
 def _add_sum(execution: Current, usage: Usage, before: Usage | None) -> None:

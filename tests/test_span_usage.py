@@ -80,6 +80,9 @@ def guard(provider) -> Iterator[Guard]:
     made.close()
 
 
+OPERATION = "gen_ai.operation.name"
+
+
 def run(guard: Guard, body, task_type="t"):
     """The ledger's line of a body that is executed, and what it returned."""
     guarded = guard.idempotent(lambda n: body(), task_type=task_type)
@@ -312,6 +315,50 @@ def test_what_was_told_before_a_sum_began_is_no_part_of_it(guard, tracer):
 
     inner = guard.idempotent(lambda n: ask(tracer, 50, 5), task_type="inner")
     assert tokens(spent(guard, body)) == (1000 + 5 + 300 + 200, 100 + 5 + 30 + 20)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_sums_side_by_side_are_all_counted(guard, tracer, first):
+    def body():
+        agents = [tracer.start_span("agent", attributes={OPERATION: "invoke_agent"}) for _ in "ab"]
+        agents[first].set_attributes(told(100, 10))
+        agents[1 - first].set_attributes(told(200, 20))
+        agents[first].end()
+        agents[1 - first].end()
+
+    assert tokens(spent(guard, body)) == (300, 30)
+
+
+def test_a_request_beside_a_sum_is_no_part_of_it(guard, tracer):
+    def body():
+        alone = tracer.start_span("agent", attributes={OPERATION: "invoke_agent"} | told(100, 10))
+        ask(tracer, 50, 5)
+        alone.end()
+
+    assert tokens(spent(guard, body)) == (150, 15)
+
+
+def test_a_sum_that_tells_its_kind_late(guard, tracer):
+    def body():
+        ask(tracer)
+        with tracer.start_as_current_span("agent") as span:
+            span.set_attributes({OPERATION: "invoke_agent"} | told(70, 7))
+
+    assert tokens(spent(guard, body)) == (170, 17)
+
+
+def test_a_stream_that_holds_a_sum_over_its_chunks(guard, tracer):
+    @guard.idempotent(task_type="t")
+    def stream(n):
+        with tracer.start_as_current_span("agent", attributes={OPERATION: "invoke_agent"}) as span:
+            for _ in range(n):
+                ask(tracer)
+                yield n
+            span.set_attributes(told(100 * n, 10 * n))
+
+    assert list(stream(3)) == [3, 3, 3]
+    (line,) = guard.ledger.executions(guard.task_of(stream, 3).fingerprint)
+    assert tokens(line.usage) == (300, 30)
 
 
 def test_a_sum_over_a_guarded_call_is_that_calls(guard, tracer):
