@@ -118,6 +118,11 @@ def told(sent=100, came=10, **more) -> dict:
     return {name: value for name, value in about.items() if value is not None}
 
 
+def summed(sent, came) -> dict:
+    """The attributes of a span of many."""
+    return told(sent, came, operation__name="invoke_agent")
+
+
 def ask(tracer, sent=100, came=10, *, context=None, **more) -> None:
     """A request to a model, as an instrumentation shows it."""
     tracer.start_span("chat", context, attributes=told(sent, came, **more)).end()
@@ -321,8 +326,8 @@ def test_what_was_told_before_a_sum_began_is_no_part_of_it(guard, tracer):
 def test_sums_side_by_side_are_all_counted(guard, tracer, first):
     def body():
         agents = [tracer.start_span("agent", attributes={OPERATION: "invoke_agent"}) for _ in "ab"]
-        agents[first].set_attributes(told(100, 10))
-        agents[1 - first].set_attributes(told(200, 20))
+        agents[first].set_attributes(summed(100, 10))
+        agents[1 - first].set_attributes(summed(200, 20))
         agents[first].end()
         agents[1 - first].end()
 
@@ -331,7 +336,7 @@ def test_sums_side_by_side_are_all_counted(guard, tracer, first):
 
 def test_a_request_beside_a_sum_is_no_part_of_it(guard, tracer):
     def body():
-        alone = tracer.start_span("agent", attributes={OPERATION: "invoke_agent"} | told(100, 10))
+        alone = tracer.start_span("agent", attributes=summed(100, 10))
         ask(tracer, 50, 5)
         alone.end()
 
@@ -342,7 +347,7 @@ def test_a_sum_that_tells_its_kind_late(guard, tracer):
     def body():
         ask(tracer)
         with tracer.start_as_current_span("agent") as span:
-            span.set_attributes({OPERATION: "invoke_agent"} | told(70, 7))
+            span.set_attributes(summed(70, 7))
 
     assert tokens(spent(guard, body)) == (170, 17)
 
@@ -354,7 +359,7 @@ def test_a_stream_that_holds_a_sum_over_its_chunks(guard, tracer):
             for _ in range(n):
                 ask(tracer)
                 yield n
-            span.set_attributes(told(100 * n, 10 * n))
+            span.set_attributes(summed(100 * n, 10 * n))
 
     assert list(stream(3)) == [3, 3, 3]
     (line,) = guard.ledger.executions(guard.task_of(stream, 3).fingerprint)
