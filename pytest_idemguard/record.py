@@ -1,0 +1,105 @@
+"""What was counted in one test, as plain data that travels on its report.
+
+PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from pytest_idemguard.message import text
+from pytest_idemguard.runs import Book, as_plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pytest_idemguard.judge import Finding
+    from pytest_idemguard.session import Session
+    from pytest_idemguard.spaces import Attempt
+
+OUTCOMES = ("executed", "reused", "fallback", "declined", "failed", "refused", "unguarded")
+
+
+def record(session: Session, attempt: Attempt) -> dict[str, Any]:
+    """Of an attempt that is over."""
+    book, found = Book(attempt.events), attempt.found
+    root, tasks = session.config.rootpath, {run.task for run in book.runs.values()}
+    return {
+        "nodeid": attempt.nodeid,
+        "attempt": attempt.number,
+        "worker": session.worker,
+        **sums(book),
+        "duplicates": [told(one, root) for one in found if one.kind == "duplicate"],
+        "near_duplicates": [told(one, root) for one in found if one.kind == "near"],
+        "budgets": [told(one, root) for one in found if one.kind == "budget"],
+        "max_runs": {task: attempt.rules.of(task).max_runs for task in tasks},
+        "count_failed": [task for task in tasks if attempt.rules.of(task).count_failed],
+        "mode": attempt.rules.mode,
+        "runs": [as_plain(run) for run in book.runs.values()],
+    }
+
+
+def sums(book: Book) -> dict[str, Any]:
+    """Counts and sums of all calls and runs."""
+    calls = dict.fromkeys(OUTCOMES, 0)
+    for (_, source), times in book.calls.items():
+        calls[source] += times
+    return {
+        "calls": sum(calls.values()),
+        **calls,
+        "executed": len(book.runs),
+        "tokens": sum(run.tokens or 0 for run in book.runs.values()),
+        "cost": str(sum((run.money for run in book.runs.values()), Decimal(0))),
+        "saved": str(sum(book.saved.values(), Decimal(0))),
+    }
+
+
+def told(finding: Finding, root: Path) -> dict[str, Any]:
+    """A finding as plain data."""
+    said: dict[str, Any] = {
+        "task": finding.task, "mode": finding.mode, "text": text([finding], root),
+    }  # fmt: skip
+    if finding.kind == "budget":
+        return said | {
+            "unit": finding.unit,
+            "spent": str(finding.counted),
+            "allowed": str(finding.allowed),
+        }
+    said["fixture"] = finding.where
+    said["executions"] = [as_plain(run) for run in finding.runs]
+    if finding.kind == "near":
+        return said | {"fields": list(finding.fields)}
+    first = finding.runs[0]
+    return said | {
+        "fingerprint": first.fp, "scope": first.scope, "version": first.version,
+        "runs": finding.counted, "allowed": finding.allowed, "cause": finding.why,
+    }  # fmt: skip
+
+
+def properties(made: dict[str, Any]) -> list[tuple[str, object]]:
+    """For junit."""
+    extra = sum(one["runs"] - one["allowed"] for one in made["duplicates"])
+    counted = {**made, "duplicates": extra}
+    names = ("executed", "reused", "duplicates", "tokens", "cost")
+    return [(f"idemguard.{name}", str(counted[name])) for name in names]
+
+
+def leftovers(session: Session) -> list[dict[str, Any]]:
+    """Events that belong to no report: of fixtures, of tests that were over, of no test."""
+    found = []
+    for wide in session.wide.values():
+        told_keys = [list(sign[2][1:]) for sign in wide.told if sign[0] == "duplicate"]
+        for event in wide.events:
+            own = wide.rules.of(event["task"])
+            event |= {
+                "fixture": wide.label, "told": told_keys, "allowed": own.max_runs,
+                "count_failed": own.count_failed, "mode": own.mode,
+            }  # fmt: skip
+            found.append(event)
+    for event in session.late:
+        owner = session.owner(event["ns"].partition("/")[0])
+        if owner is not None:
+            event["nodeid"], event["attempt"] = owner
+        found.append(event)
+    return found

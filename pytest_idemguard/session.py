@@ -1,0 +1,230 @@
+"""The hooks of a test run: an attempt begins, is judged, and told of; at the end all of it is.
+
+PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pytest_idemguard.plugin import DuplicateRunWarning, rules_of
+from pytest_idemguard.spaces import Attempt, Spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
+
+    from pytest_idemguard.judge import Finding
+    from pytest_idemguard.settings import Rules
+
+RECORD = pytest.StashKey["dict[str, Any]"]()
+
+
+class Failure(pytest.fail.Exception):  # type: ignore[name-defined,misc]
+    """A plain failure, without a traceback into this package."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, pytrace=False)
+        self.short = text.partition("\n")[0]
+
+
+class Session(Spaces):
+    """The hooks; with pytest-xdist each worker is a session, and the controller.
+
+    Args:
+        config: of the run.
+        base: what is asked of every test.
+
+    """
+
+    def __init__(self, config: pytest.Config, base: Rules) -> None:
+        given = getattr(config, "workerinput", None)
+        worker = "main" if given is None else given["workerid"]
+        shared = None if given is None else given.get("idemguard")
+        super().__init__(worker, shared, is_worker=given is not None)
+        self.config, self.base = config, base
+        self.numbers: dict[str, int] = {}  # of attempts, by test
+        self.records: dict[str, dict[str, Any]] = {}  # by test; not in a worker
+        self.left: list[dict[str, Any]] = []  # what workers saw besides
+        self.missing: set[str] = set()  # workers that have not told all
+        self.verdict: Any = None
+        self._active = False
+
+    # --- one test ----------------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """A new attempt: reruns call this hook again, but not the one around it."""
+        if os.getpid() != self._pid:
+            self.forked()
+        nodeid = item.nodeid
+        number = self.numbers[nodeid] = self.numbers.get(nodeid, 0) + 1
+        self.names.append((nodeid, number))
+        base, why = self.base, None
+        if "idemguard" in item.keywords:
+            try:
+                base = rules_of(item, base)
+            except pytest.UsageError as error:
+                why = str(error)
+        # who asks for the ledger has it counted in any case
+        counted = base.mode != "off" or "idemguard_ledger" in getattr(item, "fixturenames", ())
+        space = self.space_of(nodeid, base.scope) if counted else None
+        self.current = Attempt(item, number, base, space)
+        self.enter(space)
+        if why is not None:
+            pytest.fail(why, pytrace=False)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
+        """What a wider fixture runs is its own, whichever test sets it up."""
+        if fixturedef.scope == "function":
+            return (yield)
+        rules = rules_of(request.node, self.base)
+        # what pytest makes of `setup_class` and its kin is shown under that name
+        name = re.sub(r"^_(?:xunit|unittest)_(\w+?)_fixture_.*", r"\1", fixturedef.argname)
+        label = f"{fixturedef.baseid}::{name}".lstrip(":")
+        space = self.space_for(label, fixturedef.scope, request.node.nodeid, rules)
+        kept: list[str | None] = []
+        fixturedef.addfinalizer(lambda: self.enter(kept.pop()))  # after all others of this fixture
+        before = self.enter(space)
+        try:
+            return (yield)
+        finally:
+            self.enter(before)
+            fixturedef.addfinalizer(lambda: kept.append(self.enter(space)))  # and before
+
+    def findings(self, attempt: Attempt) -> list[Finding]:
+        """What is not allowed and was not told yet."""
+        if len(attempt.events) == attempt.looked and not self.news and self.journals.quiet():
+            return []
+        self.drain()
+        if len(attempt.events) == attempt.looked and not self.news:
+            return []
+        attempt.looked = len(attempt.events)
+        self._activate()
+        from pytest_idemguard.judge import judged
+
+        return judged(self, attempt)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> None:
+        """After the test itself; not called where it raised."""
+        if (attempt := self.current) is None:
+            return
+        found = self.findings(attempt)
+        if found and getattr(item, "_excinfo", None):  # unittest keeps a failure on the item
+            self._beside(item, "call", found)
+        elif found:
+            self._deliver(item, found)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_teardown(self, item: pytest.Item) -> None:
+        """What ran in teardown alone is an error there."""
+        if (attempt := self.current) is not None and (found := self.findings(attempt)):
+            self._deliver(item, found)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> None:
+        """A test that failed or was skipped anyway keeps its outcome."""
+        if (attempt := self.current) is None:
+            return
+        own = call.excinfo is not None and not isinstance(call.excinfo.value, Failure)
+        if own and (found := self.findings(attempt)):
+            self._beside(item, call.when, found)
+        if call.when == "teardown":
+            if attempt.events or attempt.found:
+                self._activate()
+                from pytest_idemguard.record import properties, record
+
+                item.stash[RECORD] = made = record(self, attempt)
+                item.user_properties[:] = [
+                    one for one in item.user_properties if not one[0].startswith("idemguard.")
+                ] + properties(made)
+            self.current = None
+
+    def _deliver(self, item: pytest.Item, found: list[Finding]) -> None:
+        from pytest_idemguard.message import text
+
+        for one in found:
+            if one.mode == "warn":
+                path, line, _ = item.location
+                file = str(item.config.rootpath / path)
+                said = DuplicateRunWarning(text([one], item.config.rootpath))
+                warnings.warn_explicit(said, None, file, (line or 0) + 1)
+        if failing := [one for one in found if one.mode == "error"]:
+            raise Failure(text(failing, item.config.rootpath))
+
+    def _beside(self, item: pytest.Item, when: str, found: list[Finding]) -> None:
+        from pytest_idemguard.message import text
+
+        if told := [one for one in found if one.mode in ("error", "warn")]:
+            item.add_report_section(when, "idemguard", text(told, item.config.rootpath))
+
+    def _activate(self) -> None:
+        """What only a session with guarded calls pays for."""
+        if not self._active:
+            from pytest_idemguard.telling import Active
+
+            self._active = True
+            self.config.pluginmanager.register(Active(), "idemguard-active")
+
+    # --- all of it ---------------------------------------------------------------------------------
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test is over, here or in a worker."""
+        made = getattr(report, "idemguard", None)
+        outcome: str = report.outcome  # other plugins have more of them than pytest
+        if made is not None and not self.is_worker and outcome != "rerun":
+            self.records[report.nodeid] = made
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """A worker is about to start."""
+        node.workerinput["idemguard"] = {"folder": self.folder, "uid": self.uid}
+        self.missing.add(node.gateway.id)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """A worker has ended; one that crashed has no output."""
+        output = getattr(node, "workeroutput", None)
+        if output is not None:
+            self.left += output.get("idemguard", [])
+            self.missing.discard(node.gateway.id)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """After the last fixtures were torn down, before the terminal's summary."""
+        self.current = None
+        self.drain()
+        if self.missing:
+            self.sweep()
+        if self.is_worker:
+            output: dict[str, Any] = session.config.workeroutput  # type: ignore[attr-defined]
+            from pytest_idemguard.record import leftovers
+
+            output["idemguard"] = leftovers(self) if self.seen else []
+            return
+        if not (self.seen or self.records or self.left or self.missing or self.json_path):
+            return
+        from pytest_idemguard.verdict import Verdict  # not before something ran
+
+        interrupted = session.exitstatus == pytest.ExitCode.INTERRUPTED
+        self.verdict = Verdict(self, interrupted=interrupted)
+        self.verdict.write()
+        if self.verdict.fails and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    @property
+    def json_path(self) -> str:
+        """Where the JSON report is written; empty: nowhere."""
+        given: str | None = self.config.option.idemguard_json
+        return given or str(self.config.getini("idemguard_json"))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """The section, where there is something to say."""
+        if self.verdict is not None:
+            self.verdict.show(terminalreporter)

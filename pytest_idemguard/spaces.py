@@ -1,0 +1,287 @@
+"""Whose namespace counts now, and what was seen in which.
+
+PYTEST_DONT_REWRITE
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from pytest_idemguard.journals import Journals
+
+if TYPE_CHECKING:
+    import pytest
+
+    from pytest_idemguard.judge import Finding
+    from pytest_idemguard.settings import Rules
+
+OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"  # as idemguard.journal has them
+JOURNAL = "IDEMGUARD_JOURNAL"
+ROOM = 128  # bytes of a namespace
+
+
+class Attempt:
+    """One attempt at one test.
+
+    Attributes:
+        nodeid: of the test.
+        number: of the attempt, from 1.
+        rules: what is asked of it; what its markers say is looked at anew when something ran.
+        spaces: its namespaces; the last one counts now.
+        events: what happened in them.
+        told: what was reported already.
+        found: all that was found.
+        looked: how many events there were when it was last looked at.
+
+    """
+
+    __slots__ = ("events", "found", "item", "looked", "nodeid", "number", "rules", "spaces", "told")
+
+    def __init__(self, item: pytest.Item, number: int, rules: Rules, space: str | None) -> None:
+        self.item, self.nodeid, self.number, self.rules = item, item.nodeid, number, rules
+        self.spaces: list[str] = [] if space is None else [space]
+        self.events: list[dict[str, Any]] = []
+        self.told: set[Any] = set()
+        self.found: list[Finding] = []
+        self.looked = 0
+
+
+class Wide:
+    """The namespace of a fixture that several tests share.
+
+    Attributes:
+        label: which fixture.
+        rules: what is asked of its class, module or session.
+        events: what happened in it.
+        told: what was reported already.
+
+    """
+
+    __slots__ = ("events", "label", "rules", "told")
+
+    def __init__(self, label: str, rules: Rules) -> None:
+        self.label, self.rules = label, rules
+        self.events: list[dict[str, Any]] = []
+        self.told: set[Any] = set()
+
+
+class Spaces:
+    """The namespaces of one process of a test run.
+
+    Args:
+        worker: name of the process.
+        shared: folder and id of the run, from the controller, or None.
+        is_worker: whether there is a controller.
+
+    Attributes:
+        folder: of what the run's processes write.
+        uid: of the run.
+        prefix: of all its namespaces.
+        current: the attempt that is under way.
+        names: test and number of each attempt, in their order.
+        wide: fixtures that several tests share, by namespace.
+        news: those in which something has happened since.
+        late: events of nobody, or of a test that is over.
+        seen: whether there was a guarded call.
+
+    """
+
+    pointing: ClassVar[bool] = False  # whether this process has a file that points to it
+
+    def __init__(self, worker: str, shared: dict[str, str] | None, *, is_worker: bool) -> None:
+        self.worker, self.is_worker = worker, is_worker
+        if shared is not None and Path(shared["folder"]).is_dir():
+            self.folder, self._owned = shared["folder"], False
+        else:  # of this run, or on another machine
+            self.folder, self._owned = tempfile.mkdtemp(prefix="idemguard-"), True
+        self.uid: str = os.urandom(5).hex() if shared is None else shared["uid"]
+        self.prefix = f"pytest-{self.uid}-"
+        self._mine = f"{self.folder}/{worker}"
+        Path(self._mine).mkdir()
+        self.journals = Journals(self._mine)
+        self.current: Attempt | None = None
+        self.names: list[tuple[str, int]] = []
+        self.wide: dict[str, Wide] = {}
+        self.news: list[Wide] = []
+        self.late: list[dict[str, Any]] = []
+        self.seen = False
+        self._pid, self._watch = os.getpid(), None
+        self._before = {name: os.environ.get(name) for name in (OVERRIDE, JOURNAL)}
+        self._pointer = self._point()
+        self.space: str | None = None
+        self._begin()
+
+    # --- namespaces --------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        os.environ[JOURNAL] = self._mine
+        watch = getattr(sys.modules.get("idemguard.journal"), "watch", None)
+        if watch is not None:
+            self.join(watch)
+        self.enter(f"{self.prefix}{self.worker}-outside")
+
+    def forked(self) -> None:
+        """In a forked child tests are run, as some plugins do: it is told here what happens in it."""
+        self._pid = os.getpid()
+        self.worker = (
+            f"{self.worker}~{self._pid}"  # the parent goes on counting from the same number
+        )
+        if self._watch is not None:
+            self.join(self._watch)
+
+    def join(self, watch: Any) -> None:
+        """idemguard is in use; in a forked child, what it tells its copy of this reaches nobody."""
+        if os.getpid() != self._pid:
+            watch.begin(None, self._mine, self.space)
+            return
+        self._watch = watch
+        # what a worker saw must outlive its crash
+        watch.begin(self.on_event, self._mine if self.is_worker else None, self.space)
+
+    def enter(self, space: str | None) -> str | None:
+        """Have all namespaces lie in this one from now on; the one before is returned."""
+        before, self.space = self.space, space
+        if space is None:
+            os.environ.pop(OVERRIDE, None)
+        else:
+            os.environ[OVERRIDE] = space  # for children
+        if self._pointer is not None:
+            os.pwrite(self._pointer[0], (space or "").ljust(ROOM).encode(), self._pointer[1])
+        if self._watch is not None:
+            self._watch.namespace = space
+        return before
+
+    def _point(self) -> tuple[int, int] | None:
+        """A file by which children find this session whose environment was emptied."""
+        if not hasattr(os, "geteuid"):
+            return None
+        import fcntl
+
+        path = f"/tmp/idemguard-{os.geteuid()}-{self._pid}"  # noqa: S108 - made anew, and ours alone
+        if Spaces.pointing:
+            return None  # a session inside another one, in one process
+        try:
+            Path(path).unlink(missing_ok=True)  # of an earlier process of this number
+            flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
+            file = os.open(path, flags, 0o600)
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
+            os.write(file, f"{self._mine}\n".encode())
+        except OSError:
+            return None
+        self._path, Spaces.pointing = path, True
+        return file, len(f"{self._mine}\n".encode())
+
+    def sweep(self) -> None:
+        """Remove the files by which children would have found processes of this run that crashed."""
+        if self._pointer is None:
+            return
+        for path in Path("/tmp").glob(f"idemguard-{os.geteuid()}-*"):  # noqa: S108 - as above
+            with suppress(OSError):
+                if str(path) != self._path and path.read_text().startswith(f"{self.folder}/"):
+                    path.unlink()
+
+    def close(self) -> None:
+        """Watch no longer, and remove what was written."""
+        if self._watch is not None:
+            self._watch.end()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        if self._pointer is not None:
+            Spaces.pointing = False
+            os.close(self._pointer[0])
+            with suppress(OSError):
+                Path(self._path).unlink()
+        if self._owned:
+            import shutil
+
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    # --- what happens ------------------------------------------------------------------------------
+
+    def on_event(self, event: dict[str, Any]) -> None:
+        """Something happened, here or in a child; called from any thread."""
+        space = event["ns"].partition("/")[0]
+        if not space.startswith(self.prefix):
+            return  # a test that is not watched
+        self.seen = True
+        current = self.current
+        if current is not None and space in current.spaces:
+            if not current.events and self.is_worker:
+                self._name(current, event["at"])
+            current.events.append(event)
+        elif (wide := self.wide.get(space)) is not None:
+            event["test"] = None if current is None else current.nodeid
+            wide.events.append(event)
+            self.news.append(wide)
+        else:
+            self.late.append(event)
+
+    def _name(self, attempt: Attempt, at: float) -> None:
+        """Should this worker crash, the controller has to know whose namespaces these are."""
+        line = {"kind": "test", "ns": attempt.spaces[0], "nodeid": attempt.nodeid,
+                "attempt": attempt.number, "at": at}  # fmt: skip
+        import json
+
+        with suppress(OSError), Path(self._mine, f"{self._pid}-tests.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def drain(self) -> None:
+        """Read what children have written."""
+        if not self.journals.quiet():
+            for event in self.journals.news():
+                self.on_event(event)
+
+    def owner(self, space: str) -> tuple[str, int] | None:
+        """The test that a namespace is of, and which attempt at it."""
+        mine = f"{self.prefix}{self.worker}-t"
+        if not space.startswith(mine):
+            return None
+        return self.names[int(space.removeprefix(mine).partition(".")[0])]
+
+    def space_of(self, nodeid: str, scope: str) -> str:
+        """The namespace of the attempt that was named last."""
+        if scope == "session":
+            return f"{self.prefix}session"
+        if scope == "module":
+            return self._module(nodeid)
+        return f"{self.prefix}{self.worker}-t{len(self.names) - 1}"
+
+    def space_for(self, label: str, scope: str, nodeid: str, rules: Rules) -> str | None:
+        """The namespace of a fixture that several tests share; None: it is not watched.
+
+        Args:
+            label: as people are shown it.
+            scope: of the fixture.
+            nodeid: of its class, module or session.
+            rules: what is asked of that.
+
+        """
+        if rules.mode == "off":
+            return None
+        if rules.scope == "session":
+            return f"{self.prefix}session"
+        if rules.scope == "module" and scope in ("class", "module"):
+            return self._module(nodeid)
+        space = f"{self.prefix}{self.worker}-f{len(self.wide)}"
+        self.wide[space] = Wide(label, rules)
+        return space
+
+    def again(self, attempt: Attempt) -> None:
+        """A namespace more for a test: nothing that ran before is in it."""
+        first = f"{self.prefix}{self.worker}-t{len(self.names) - 1}"
+        attempt.spaces.append(f"{first}.{len(attempt.spaces)}")
+        self.enter(attempt.spaces[-1])
+
+    def _module(self, nodeid: str) -> str:
+        import hashlib
+
+        name = nodeid.partition("::")[0].encode()
+        return f"{self.prefix}m{hashlib.sha256(name).hexdigest()[:16]}"

@@ -1,0 +1,354 @@
+"""Runs in other processes: children however they were started, workers of pytest-xdist, those that die."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+
+def test_children_however_they_are_started(project):
+    result = project.run(
+        """
+import multiprocessing, os, subprocess, sys
+import pytest
+from tasks import good, naive
+CHILD = "from tasks import naive; naive('x')"
+def processes(method, fn):
+    context = multiprocessing.get_context(method)
+    started = [context.Process(target=fn, args=("x",)) for _ in range(2)]
+    [one.start() for one in started]; [one.join() for one in started]
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_dup(method): processes(method, naive)
+def test_guarded(idemguard_ledger):
+    processes("spawn", good)
+    idemguard_ledger.assert_ran_once("summarise"); assert idemguard_ledger.reused() == 1
+def test_subprocess():
+    for _ in range(2): subprocess.run([sys.executable, "-c", CHILD], check=True)
+def test_here_and_in_a_child():
+    naive("x"); subprocess.run([sys.executable, "-c", CHILD], check=True)
+def test_none(): pass
+""",
+        "-rA",
+    )
+    result.came_to(failed=5, passed=2)
+    assert "PASSED test_it.py::test_none" in result.out
+    result.has("     called from <string>:1 in <module>")
+
+
+def test_an_empty_environment_and_a_child_killed_after_its_second_run(project):
+    result = project.run(
+        """
+import os, signal, subprocess, sys
+from unittest import mock
+import pytest
+PATHS = repr(sys.path)
+CHILD = f'''
+import sys; sys.path[:] = {PATHS}
+from tasks import naive
+naive("x"); naive("x")
+import os, signal; os.kill(os.getpid(), signal.SIGKILL)
+'''
+def test_empty():
+    done = subprocess.run([sys.executable, "-c", CHILD], env={})
+    assert done.returncode == -signal.SIGKILL
+def test_through_a_shell():
+    subprocess.run(["/bin/sh", "-c", 'echo started; "$0" -c "$1"; :', sys.executable, CHILD], env={})
+def test_cleared_here():
+    with mock.patch.dict(os.environ, {}, clear=True):
+        from tasks import naive
+        naive("x"); naive("x")
+def test_none(): pass
+"""
+    )
+    result.came_to(failed=3, passed=1)
+
+
+def test_a_run_that_a_dead_process_abandoned_does_not_count(project):
+    result = project.run(
+        """
+import os, subprocess, sys
+from idemguard import Guard
+guard = Guard(store="sqlite:///own.db")
+@guard.idempotent(task_type="dies", lease=0.3)
+def dies(die):
+    if os.environ.get("DIE"): os._exit(3)
+    return 1
+def test_it(idemguard_ledger):
+    subprocess.run([sys.executable, "-c", "from test_it import dies; dies(1)"], env=os.environ | {"DIE": "1"})
+    dies(1)
+    idemguard_ledger.assert_ran_once("dies")
+"""
+    )
+    result.came_to(passed=1)
+
+
+def test_a_worker_started_before_needs_the_namespace_in_its_message(project):
+    result = project.run(
+        """
+import multiprocessing
+import pytest
+from idemguard.context import use_namespace
+from tasks import good, naive
+def serve(pipe):
+    while (message := pipe.recv()) is not None:
+        doc, namespace = message
+        with use_namespace(namespace): pipe.send(good(doc))
+@pytest.fixture(scope="session")
+def worker():
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve, args=(there,)); process.start()
+    yield here
+    here.send(None); process.join()
+@pytest.mark.parametrize("number", range(2))
+def test_with(worker, number, idemguard_ledger):
+    for _ in range(2):
+        worker.send(("x", idemguard_ledger.namespace)); worker.recv()
+    idemguard_ledger.assert_ran_once("summarise"); assert idemguard_ledger.reused() == 1
+def test_without(worker, idemguard_ledger):
+    worker.send(("x", None)); worker.recv()
+    idemguard_ledger.assert_not_run()
+"""
+    )
+    result.came_to(passed=3)
+
+
+RUNS_ON = """
+import pathlib, subprocess, sys
+CHILD = '''
+import pathlib, time
+from tasks import naive
+naive("x"); pathlib.Path("ran").touch()
+while not pathlib.Path("go").exists(): time.sleep(0.01)
+naive("x")
+'''
+children = []
+def test_starts():
+    children.append(subprocess.Popen([sys.executable, "-c", CHILD]))
+    while not pathlib.Path("ran").exists(): pass
+"""
+IN_THE_NEXT = """
+def test_other(idemguard_ledger):
+    pathlib.Path("go").touch(); children[0].wait()
+    idemguard_ledger.assert_not_run()
+"""
+AT_THE_END = """
+import pathlib, pytest, sys
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish():
+    pathlib.Path("go").touch(); sys.modules["test_it"].children[0].wait()
+"""
+
+
+@pytest.mark.parametrize("when", ["in the next", "at the end"])
+def test_a_child_that_runs_on_after_its_test_was_over(project, when):
+    project.write("conftest.py", AT_THE_END if when == "at the end" else "")
+    result = project.run(RUNS_ON + (IN_THE_NEXT if when == "in the next" else ""))
+    result.came_to(passed=1 if when == "at the end" else 2)
+    assert result.ret == 1
+    result.has(
+        "idemguard: summarise * ran 2 times in test_it.py::test_starts and after its end, 1*"
+    )
+
+
+FORKS = """
+import os, pytest
+from _pytest.runner import runtestprotocol
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    child = os.fork()
+    if not child:
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        os._exit(int(any(report.failed for report in reports)))
+    failed = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    outcome = "failed" if failed else "passed"
+    report = pytest.TestReport(item.nodeid, item.location, {}, outcome, None, "call")
+    item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+
+
+def test_a_plugin_that_runs_each_test_in_a_fork(project):
+    project.write("conftest.py", FORKS)
+    result = project.run(
+        """
+from tasks import good, naive
+good("while it is collected")
+def test_dup(): naive("x"); naive("x")
+def test_ok(idemguard_ledger): good("x"); good("x"); idemguard_ledger.assert_ran_once()
+"""
+    )
+    result.came_to(passed=1, failed=1)
+
+
+# --- pytest-xdist ----------------------------------------------------------------------------------
+
+MANY = """
+import pytest
+from tasks import anaive, good, naive
+import asyncio, threading
+def test_dup(): naive("x"); naive("x")
+def test_coroutines():
+    async def main(): await asyncio.gather(anaive("x"), anaive("x"))
+    asyncio.run(main())
+def test_threads():
+    threads = [threading.Thread(target=naive, args=("x",)) for _ in range(2)]
+    [one.start() for one in threads]; [one.join() for one in threads]
+@pytest.mark.parametrize("number", range(4))
+def test_ok(number): good("x"); good("x")
+@pytest.fixture(scope="session")
+def double(): naive("x"); naive("x")
+@pytest.mark.parametrize("number", range(4))
+def test_wide(number, double): pass
+"""
+
+
+@pytest.mark.parametrize(
+    "args", [["-n0"], ["-n2"], ["-n2", "--dist=loadfile"], ["-n2", "--random-order"]]
+)
+def test_xdist(project, args):
+    plugins = ["xdist", "random_order"]
+    result = project.run(MANY, *args, "-v", "--idemguard-json=report.json", plugins=plugins)
+    workers = 1 if args == ["-n0"] or "--dist=loadfile" in args else 2
+    # each worker sets its session fixture up, if it gets a test that wants it
+    wide = result.outcomes["failed"] - 3
+    assert 1 <= wide <= workers, result
+    assert result.outcomes["passed"] == 8 - wide
+    totals = result.report["totals"]
+    assert totals["reused"] == 4
+    assert totals["executed"] == 6 + 4 + 2 * wide
+    assert totals["duplicates"] == 3 + wide
+    assert result.report["incomplete"] == []
+    assert result.report["session"] == []
+
+
+def test_scope_session_shares_claims_among_workers(project):
+    result = project.run(
+        """
+import pytest
+from tasks import good
+@pytest.mark.parametrize("number", range(6))
+def test_it(number): good("x")
+""",
+        "-n2", "-v", "--idemguard-scope=session", plugins=["xdist"],
+    )  # fmt: skip
+    result.came_to(passed=6)
+    assert result.ret == 0
+    result.has("idemguard: 6 calls, 1 executed, 5 reused; 0 duplicates*")
+
+
+SHARED = """
+import pytest
+from tasks import naive
+@pytest.mark.parametrize("number", range(4))
+def test_it(number): naive("x")
+def test_both(): naive("y"); naive("y")
+"""
+
+
+@pytest.mark.parametrize("args", [["-n0"], ["-n2"]])
+def test_scope_session_a_duplicate_anywhere_fails_the_session(project, args):
+    project.environment["GITHUB_ACTIONS"] = "true"
+    result = project.run(
+        SHARED, *args, "--idemguard-scope=session", "--idemguard-json=report.json",
+        plugins=["xdist"],
+    )  # fmt: skip
+    result.came_to(passed=4, failed=1)
+    result.has(
+        "idemguard: summarise * ran 4 times in this session, 1 allowed", "::error *ran 4 times*"
+    )
+    only = project.run(
+        SHARED, *args, "-k", "test_it", "--idemguard-scope=session", "--no-summary",
+        plugins=["xdist"],
+    )  # fmt: skip
+    assert only.ret == 1
+    assert "idemguard" not in only.out.partition("collected")[2]
+    (finding,) = result.report["session"]
+    assert finding["runs"] == 4
+    assert len({run["test"] for run in finding["executions"]}) == 4
+
+
+def test_scope_module(project):
+    project.write("test_other.py", "from tasks import naive\ndef test_it(): naive('x')\n")
+    result = project.run(
+        """
+import pytest
+from tasks import good, naive
+def test_1(): good("x")
+def test_2(idemguard_ledger): good("x"); idemguard_ledger.assert_not_run("summarise")
+@pytest.mark.idemguard(scope="test")
+def test_3(idemguard_ledger): good("x"); idemguard_ledger.assert_ran_once("summarise")
+""",
+        "--idemguard-scope=module",
+    )
+    result.came_to(passed=4)
+    assert result.ret == 0
+
+
+@pytest.mark.parametrize("scope", ["test", "session"])
+def test_what_a_crashed_worker_saw_is_shown_and_incomplete(project, scope):
+    project.environment["TMPDIR"] = str(project.folder)
+    result = project.run(
+        """
+import os
+from tasks import naive
+def test_a(): naive("a")
+def test_crash():
+    naive("x"); naive("x"); os._exit(3)
+def test_b(): naive("b")
+""",
+        "-n1", f"--idemguard-scope={scope}", "--idemguard-json=report.json", plugins=["xdist"],
+    )  # fmt: skip
+    assert result.ret == 1
+    result.has("idemguard: 4 calls, 4 executed, 0 reused; 1 duplicate*", "incomplete: worker gw0*")
+    assert result.report["incomplete"] == ["worker gw0 crashed"]
+    assert result.report["totals"]["executed"] == 4
+    tests = {one["nodeid"]: one for one in result.report["tests"]}
+    found = [
+        *result.report["session"],
+        *tests.get("test_it.py::test_crash", {"duplicates": []})["duplicates"],
+    ]
+    assert [one["runs"] for one in found] == [2]
+    left = Path("/tmp").glob(f"idemguard-{os.geteuid()}-*")
+    assert not [one for one in left if str(project.folder) in one.read_text()]
+
+
+def test_a_crash_in_a_project_without_tasks_is_not_told_of(project):
+    result = project.run("import os\ndef test_a(): os._exit(3)\n", "-n1", plugins=["xdist"])
+    assert result.ret == 1
+    assert "idemguard" not in result.out
+
+
+def test_ctrl_c(project):
+    project.write(
+        "test_it.py",
+        """
+import os, pathlib, time
+from tasks import naive
+def test_a(): naive("x"); naive("x")
+def test_b():
+    pathlib.Path("started").touch(); time.sleep(60)
+""",
+    )
+    process = subprocess.Popen(
+        project.command("--idemguard-json=report.json"),
+        cwd=project.folder, env=project.environment, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    until = time.monotonic() + 30
+    while not (project.folder / "started").exists() and time.monotonic() < until:
+        threading.Event().wait(0.02)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "idemguard: 2 calls, 2 executed, 0 reused; 1 duplicate" in out
+    assert "incomplete: the run was interrupted" in out
+    report = json.loads((project.folder / "report.json").read_text())
+    assert report["incomplete"] == ["the run was interrupted"]
+    assert len(report["tests"][0]["duplicates"]) == 1
