@@ -1,4 +1,7 @@
-"""Runs a task once however often parallel LLM agents pick it up, and counts what the duplicates had cost."""
+"""Runs a task once however often parallel LLM agents pick it up, and counts what the duplicates had cost.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

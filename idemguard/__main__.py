@@ -1,4 +1,7 @@
-"""Starts the command, or says which extra it needs."""
+"""Starts the command, or says which extra it needs.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """What alerts: the limits, and which of them the last windows passed.
 
 Pure: windows, limits and a time go in, alerts come out.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

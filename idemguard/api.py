@@ -1,4 +1,7 @@
-"""The guard: everything that a user can ask of one store."""
+"""The guard: everything that a user can ask of one store.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which execution is current, in OpenTelemetry's context too, which instrumentations carry on."""
+"""Which execution is current, in OpenTelemetry's context too, which instrumentations carry on.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Executions as events of a billing meter, and the events that were sent held against them."""
+"""Executions as events of a billing meter, and the events that were sent held against them.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

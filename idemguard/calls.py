@@ -1,4 +1,7 @@
-"""One guarded call, from the question who asks to the outcome that people see."""
+"""One guarded call, from the question who asks to the outcome that people see.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

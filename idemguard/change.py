@@ -1,6 +1,7 @@
 """Why a bill changed: more runs, more duplicates, bigger runs, or another price.
 
 Pure: sums of two spans go in, a split that adds up exactly comes out.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

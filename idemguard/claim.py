@@ -10,6 +10,7 @@ An absent record is `Record()`, so that a flushed store needs no case of its own
 
 Every command may arrive twice, and late: token and nonce tell whose it is, and the second
 arrival is answered like the first. What happens to a record happens here alone.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

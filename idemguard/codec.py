@@ -1,4 +1,7 @@
-"""A result as bytes and back: the same value, of the same types at every depth, or none."""
+"""A result as bytes and back: the same value, of the same types at every depth, or none.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

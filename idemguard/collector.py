@@ -1,21 +1,19 @@
-"""Whether the garbage collector runs right now, in this thread: it may have hit amid anybody's lock."""
+"""Whether the garbage collector runs right now: it may have hit amid anybody's lock.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 
 import gc
-import threading
 from typing import Any
 
-_collecting: set[int] = set()
-
-
-def _note(phase: str, _: dict[str, Any]) -> None:
-    (_collecting.add if phase == "start" else _collecting.discard)(threading.get_ident())
-
-
-gc.callbacks.append(_note)
+# By phase, the last one last. Told without a step of Python, since Ctrl-C that hits one which the
+# collector has called is swallowed.
+_phases: dict[str, Any] = {}
+gc.callbacks += [_phases.pop, _phases.__setitem__]
 
 
 def collecting() -> bool:
-    """Whether this is called from a finaliser that the collector started."""
-    return threading.get_ident() in _collecting
+    """Whether this may be called from a finaliser that the collector started."""
+    return next(reversed(_phases), None) == "start"

@@ -1,4 +1,7 @@
-"""What is set, and where: argument, then `configure()`, then environment, then default."""
+"""What is set, and where: argument, then `configure()`, then environment, then default.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Who is calling: worker, agent, scope; which execution is current; who listens to outcomes."""
+"""Who is calling: worker, agent, scope; which execution is current; who listens to outcomes.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

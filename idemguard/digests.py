@@ -2,6 +2,7 @@
 
 A line keeps eight hex digits per field, made with a secret of the namespace, so that no value
 can be guessed from it; and whether the value looks made for one occasion. Pure.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How flows are performed: the two drivers, the one place where sync and async differ."""
+"""How flows are performed: the two drivers, the one place where sync and async differ.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A store that is in use, and all that belongs to it: opened at the first call, not before."""
+"""A store that is in use, and all that belongs to it: opened at the first call, not before.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -11,6 +11,7 @@ IdemguardError
 ├── ResultUnavailableError        executed, but its result could not be kept
 └── StoreError                    the store answers, but wrongly (password, type, damage)
     └── StoreUnavailableError     the store does not answer
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

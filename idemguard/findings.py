@@ -1,6 +1,7 @@
 """What lines tell beside sums: drops, loops, missed duplicates, growing input.
 
 Pure: lines go in, findings come out.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

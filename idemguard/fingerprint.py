@@ -1,4 +1,7 @@
-"""A task's identity: which arguments count, and the SHA-256 of their JSON form."""
+"""A task's identity: which arguments count, and the SHA-256 of their JSON form.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

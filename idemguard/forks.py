@@ -1,4 +1,7 @@
-"""Who must start anew in a forked child."""
+"""Who must start anew in a forked child.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The JSON form of a Python value: two arguments are the same when their forms are."""
+"""The JSON form of a Python value: two arguments are the same when their forms are.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

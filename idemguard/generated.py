@@ -1,6 +1,7 @@
 """Which values look made for one occasion: times, random ids, random text.
 
 Pure; small numbers and words do not.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ Pure: no I/O, no clock, no sleep, nothing async. A driver performs what a flow y
 command of claim.py on the store, `Await` a hint, `Execute` the body, `Owe` what a store that
 is down must be told later, `Rest` while it is, `Look` at a record, `Pause` the heartbeat. Errors of the store, and cancellation, are
 thrown into the flow, so that what they mean is decided here.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

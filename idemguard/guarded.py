@@ -1,4 +1,7 @@
-"""The guarded callable: whoever looks at it sees the plain one; copies of it are guarded too."""
+"""The guarded callable: whoever looks at it sees the plain one; copies of it are guarded too.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What goes on beside the calls: renewals, commands that are owed, upkeep."""
+"""What goes on beside the calls: renewals, commands that are owed, upkeep.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which classes an annotation names, at whatever depth, and which fields they have."""
+"""Which classes an annotation names, at whatever depth, and which fields they have.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`@idempotent` and `run_task`: how a callable comes to be guarded."""
+"""`@idempotent` and `run_task`: how a callable comes to be guarded.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

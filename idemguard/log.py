@@ -1,4 +1,7 @@
-"""What idemguard says in the log: one logger, no warning more than once a minute, no payload."""
+"""What idemguard says in the log: one logger, no warning more than once a minute, no payload.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

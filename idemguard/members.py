@@ -1,6 +1,7 @@
 """The classes that an annotation names: how an instance is taken apart, and made anew from its parts.
 
 A name that comes out of a store only selects among these classes; nothing is ever imported by it.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

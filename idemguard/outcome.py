@@ -1,4 +1,7 @@
-"""What a call came to, as people see it."""
+"""What a call came to, as people see it.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Money: what tokens cost, in exact decimals."""
+"""Money: what tokens cost, in exact decimals.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The forms in which providers and their SDKs tell what a request spent, read into the normal one."""
+"""The forms in which providers and their SDKs tell what a request spent, read into the normal one.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

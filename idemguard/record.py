@@ -2,6 +2,7 @@
 
 Times are whole milliseconds of the store's clock. Absent is None, never something falsy.
 Named tuples, since they are copied with changes several times a command, and cheaply so.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

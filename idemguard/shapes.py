@@ -1,4 +1,7 @@
-"""What kind of callable it is: which shape its calls have, and what it is bound to."""
+"""What kind of callable it is: which shape its calls have, and what it is bound to.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Which spans of an application tell what an execution spent, and what they tell, in the normal form."""
+"""Which spans of an application tell what an execution spent, and what they tell, in the normal form.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What one decorated callable is, and how its calls are guarded."""
+"""What one decorated callable is, and how its calls are guarded.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Streams: recorded chunk by chunk while the leader consumes them, and replayed to all others."""
+"""Streams: recorded chunk by chunk while the leader consumes them, and replayed to all others.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 A tag is an object of one key that begins with `$`: `{"$tuple": [1, 2]}`.
 A mapping that looks like one, or whose keys are no plain texts, is written as `{"$dict": [[key, value], ...]}`.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

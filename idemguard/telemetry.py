@@ -2,6 +2,7 @@
 
 The ledger is the record, this is a view of it: whatever a tracer or a meter does, no call and no
 count changes. Nothing of a payload, a result or an exception's text goes out.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

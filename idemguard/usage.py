@@ -1,4 +1,7 @@
-"""Tokens: one normal form, whoever provided the model."""
+"""Tokens: one normal form, whoever provided the model.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

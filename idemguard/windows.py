@@ -3,6 +3,7 @@
 Pure. A window counts the calls that ended in it, and the executions that started in it
 with all that they spent. Every store books the entries of one command in the step of
 that command.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

@@ -952,7 +952,12 @@ def test_the_shell_completes_commands_and_options():
     assert "idemguard" in process(env=environment).stdout
     assert complete("idemguard re", 1) == ["plain,reconcile", "plain,report", "plain,resolve"]
     assert "plain,--task-type" in complete("idemguard report --t", 2)
-    assert complete("idemguard report --format ", 3) == ["plain,table", "plain,json", "plain,csv"]
+    assert complete("idemguard report --format ", 3) == [
+        "plain,table",
+        "plain,json",
+        "plain,csv",
+        "plain,html",
+    ]
 
 
 # --- what the documentation shows ------------------------------------------------------------------------

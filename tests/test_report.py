@@ -14,7 +14,8 @@ from rich.cells import cell_len
 from workers import story
 from workers.story import HOSTILE
 
-from idemguard import ExecutionLedger, OutOfScope, record_usage, worker
+from idemguard import ExecutionLedger, OutOfScope, Task, record_usage, worker
+from idemguard.alerts import Limits
 from idemguard.report import gather, plain, tables
 from idemguard.report.paper import Paper, cut
 from idemguard.report.words import (
@@ -110,8 +111,9 @@ def test_a_report_says_what_ran_and_what_it_came_to(ledger):
 def test_totals_and_rows_hold_the_same_fields(ledger):
     told = plain.report(gather(ledger))
     assert list(told) == [
-        "since", "until", "namespace", "totals", "task_types", "agents", "alerts", "drops", "loops",
-        "missed_duplicates", "workers", "growth",
+        "since", "until", "namespace", "totals", "task_types", "agents", "over_time",
+        "worst_tasks", "checked", "alerts", "drops", "loops", "missed_duplicates", "workers",
+        "growth",
     ]  # fmt: skip
     assert told["totals"].keys() == FIELDS | MORE
     for key, rows in (("task_type", told["task_types"]), ("agent", told["agents"])):
@@ -209,6 +211,121 @@ def test_a_window_of_time_counts_what_started_in_it(guard_of, clock):
         assert bool(found.workers) is bool(kinds)
         assert plain.report(found)["since"] == (None if since is None else iso(since))
         assert plain.report(found)["until"] == iso(now if until is None else until)
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"], indirect=True)
+def test_windows_tell_the_rate_over_time(guard_of, clock):
+    observed = guard_of(mode="observe")
+
+    def runs(*payloads):
+        for payload in payloads:
+            observed.run_task("t", payload, story.quiet)
+            observed.run_task("other", payload, story.quiet)
+
+    clock.now -= clock.now % 3_600_000
+    runs(1, 1, 2)
+    first = clock.now
+    clock.advance(600)
+    guard_of().run_task("t", 1, story.quiet)  # reused: nothing is executed in this window
+    clock.advance(300)
+    runs(3)
+    steps = [
+        (first, first + 300_000, 6, 2, 1 / 3),
+        (first + 900_000, first + 1_200_000, 2, 0, 0),
+    ]
+    found = gather(observed.ledger)
+    assert [tuple(one.values()) for one in found.over_time] == steps
+    told = plain.report(found)["over_time"]
+    assert told[0] == {
+        "start": iso(first), "end": iso(first + 300_000), "executions": 6, "duplicates": 2,
+        "duplication_rate": 1 / 3,
+    }  # fmt: skip
+    only = gather(observed.ledger, task_type="t").over_time
+    assert [(one["executions"], one["duplicates"]) for one in only] == [(3, 1), (1, 0)]
+    assert gather(observed.ledger, until=first).over_time == []
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_where_a_part_is_of_hours_all_steps_are(guard_of, store, clock):
+    observed = guard_of(mode="observe")
+    clock.now -= clock.now % 3_600_000
+    first = clock.now
+    for _ in range(2):
+        observed.run_task("t", 1, story.quiet)
+    clock.advance(30 * 3600)
+    for number in range(3):
+        observed.run_task("t", 2 + number % 2, story.quiet)
+        clock.advance(300)
+    store.tend(None)
+    assert {one.span for one in observed.ledger.windows()} == {300_000, 3_600_000}
+    found = gather(observed.ledger)
+    assert [tuple(one.values()) for one in found.over_time] == [
+        (first, first + 3_600_000, 2, 1, 1 / 2),
+        (first + 30 * 3_600_000, first + 31 * 3_600_000, 3, 1, 1 / 3),
+    ]
+    assert sum(one["executions"] for one in found.over_time) == found.totals["executions"]
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize(("days", "step"), [(31, 3_600_000), (32, 86_400_000)])
+def test_over_a_month_steps_are_days(guard_of, store, clock, days, step):
+    guard = guard_of(window_retention=None)
+    clock.now -= clock.now % 86_400_000
+    first = clock.now
+    for number in range(days + 1):
+        guard.run_task("t", number, story.quiet)
+        clock.advance(86_400)
+    store.tend(None)
+    found = gather(guard.ledger).over_time
+    assert {one["end"] - one["start"] for one in found} == {step}
+    assert [one["start"] for one in found] == [first + at * 86_400_000 for at in range(days + 1)]
+
+
+def test_the_worst_tasks_are_those_whose_duplicates_wasted_most(guard_of, clock):
+    observed = guard_of(mode="observe", pricer=story.PRICES)
+    for payload, tokens, times in (("dear", 1000, 3), ("cheap", 10, 4), ("once", 10**6, 1)):
+        for number in range(times):
+            with worker(f"w-{number % 3}"):
+                observed.run_task("t", payload, story.spends(tokens, 0))
+            clock.advance(1)
+    with suppress(ValueError):
+        observed.run_task("again", 1, story.fails)
+    observed.run_task("again", 1, story.quiet)  # a retry is none
+    told = plain.report(gather(observed.ledger))["worst_tasks"]
+    assert told == [
+        {
+            "task_type": "t", "fingerprint": Task.of("t", "dear").fingerprint, "scope": "",
+            "version": None, "executions": 3, "duplicates": 2, "wasted_tokens": 2000,
+            "charged": "0.009", "wasted": "0.006", "workers": ["w-1", "w-2"],
+            "last": iso(clock.now - 6000),
+        },
+        {
+            "task_type": "t", "fingerprint": Task.of("t", "cheap").fingerprint, "scope": "",
+            "version": None, "executions": 4, "duplicates": 3, "wasted_tokens": 30,
+            "charged": "0.00012", "wasted": "0.00009", "workers": ["w-1", "w-2", "w-0"],
+            "last": iso(clock.now - 2000),
+        },
+    ]  # fmt: skip
+    assert plain.report(gather(observed.ledger, task_type="again"))["worst_tasks"] == []
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_twenty_of_the_worst_are_told(guard_of):
+    observed = guard_of(mode="observe")
+    for payload in [*range(25), *range(25)]:
+        observed.run_task("t", payload, story.quiet)
+    found = gather(observed.ledger)
+    assert len(found.worst_tasks) == 20
+    assert found.totals["duplicates"] == 25
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_what_was_looked_for_is_told(ledger):
+    limits = Limits(on=("tokens", "drops"))
+    assert plain.report(gather(ledger, limits=limits))["checked"] == [
+        {"kind": "tokens", "limit": 1.5, "minimum": 20},
+        {"kind": "drops", "limit": 0, "minimum": 20},
+    ]
 
 
 # --- CSV, lines --------------------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""The `idemguard` command."""
+"""The `idemguard` command.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

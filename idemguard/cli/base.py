@@ -1,4 +1,7 @@
-"""What the commands share: how they end, and whose ledger they read."""
+"""What the commands share: how they end, and whose ledger they read.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`check`: whether anything alerts, for cron and CI."""
+"""`check`: whether anything alerts, for cron and CI.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`demo`: three workers pay twice for the same documents, and then once."""
+"""`demo`: three workers pay twice for the same documents, and then once.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

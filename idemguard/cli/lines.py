@@ -1,4 +1,7 @@
-"""`tail` and `export`: the ledger line by line, live or as a whole."""
+"""`tail` and `export`: the ledger line by line, live or as a whole.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

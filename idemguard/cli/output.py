@@ -1,4 +1,7 @@
-"""Where output goes: a stream, or a file that is whole or not there; and progress beside it."""
+"""Where output goes: a stream, or a file that is whole or not there; and progress beside it.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`reconcile`: the ledger held against what a billing meter was sent; and how a meter is named."""
+"""`reconcile`: the ledger held against what a billing meter was sent; and how a meter is named.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`report`, `explain` and `compare`: what ran, what it cost, and why."""
+"""`report`, `explain` and `compare`: what ran, what it cost, and why.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @click.command()
-@answer(("table", "json", "csv"))
+@answer(("table", "json", "csv", "html"))
 @to_file
 @since_until
 @click.option("--task-type", metavar="T", help="Of this one alone.")
@@ -43,6 +46,10 @@ def report(
             file.write(plain.dump(plain.report(found)))
         elif form == "csv":
             file.write(plain.report_sheet(found))
+        elif form == "html":
+            from idemguard.report import html  # noqa: PLC0415 - loaded when needed
+
+            file.write(html.page(found))
         else:
             tables.show(paper(file), found)
     return FINE

@@ -1,4 +1,7 @@
-"""`show`, `forget` and `resolve`: one task, found by its fingerprint or the beginning of it."""
+"""`show`, `forget` and `resolve`: one task, found by its fingerprint or the beginning of it.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Times as they are typed: `15m`, `24h`, `7d` ago, or ISO."""
+"""Times as they are typed: `15m`, `24h`, `7d` ago, or ISO.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

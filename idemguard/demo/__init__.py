@@ -1,4 +1,7 @@
-"""Three workers, overlapping batches of real documents: what doubles, and what claiming saves."""
+"""Three workers, overlapping batches of real documents: what doubles, and what claiming saves.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

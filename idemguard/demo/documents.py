@@ -1,4 +1,7 @@
-"""Which files of a folder can be read as text, and why the others cannot."""
+"""Which files of a folder can be read as text, and why the others cannot.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

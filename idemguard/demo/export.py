@@ -1,4 +1,7 @@
-"""What the environment says of where spans and metrics go, and where to look for them then."""
+"""What the environment says of where spans and metrics go, and where to look for them then.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

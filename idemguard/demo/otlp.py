@@ -1,4 +1,7 @@
-"""The SDK of one worker of the demo: it sends what the worker does, and never holds it up."""
+"""The SDK of one worker of the demo: it sends what the worker does, and never holds it up.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

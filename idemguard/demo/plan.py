@@ -1,4 +1,7 @@
-"""Who gets which batch, and which tasks are in two of them (pure)."""
+"""Who gets which batch, and which tasks are in two of them (pure).
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the ledger says about a pass."""
+"""What the ledger says about a pass.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

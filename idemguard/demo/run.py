@@ -1,4 +1,7 @@
-"""Three processes that start at the same moment and work their batches off."""
+"""Three processes that start at the same moment and work their batches off.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The demo for people: progress bars, one table, and what it says in words."""
+"""The demo for people: progress bars, one table, and what it says in words.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

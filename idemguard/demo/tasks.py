@@ -1,4 +1,7 @@
-"""What is done to a document, and how many tokens that takes."""
+"""What is done to a document, and how many tokens that takes.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The ledger for people and programs: gathered once, then drawn, or written plainly."""
+"""The ledger for people and programs: gathered once, then drawn, or written plainly.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What alerts in a ledger, and how it is told: one line each, and the command that explains it."""
+"""What alerts in a ledger, and how it is told: one line each, and the command that explains it.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One task, one task type, one change, one execution: drawn for people."""
+"""One task, one task type, one change, one execution: drawn for people.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

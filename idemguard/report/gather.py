@@ -1,4 +1,7 @@
-"""What a report holds, read from a ledger."""
+"""What a report holds, read from a ledger.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from idemguard.ledger import summary
 from idemguard.report.alarms import check
 from idemguard.report.limits import project_limits
-from idemguard.windows import total
+from idemguard.report.worst import Worst, worst
+from idemguard.windows import SPAN, total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +23,9 @@ if TYPE_CHECKING:
     from idemguard.windows import Window
 
 Row: TypeAlias = dict[str, Any]
+
+DAY = 86_400_000  # ms
+MONTH = 31 * DAY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +44,11 @@ class Report:
         totals: as `ExecutionLedger.totals` has it.
         task_types: the same for each, with `task_type`; most charged first.
         agents: the same for each, with `agent`, which is None where none was named.
+        over_time: for each five minutes in which something was executed (each hour where a part is
+            older than a day, each day in UTC where it is of more than 31 days): `start` and `end`
+            (ms), `executions`, `duplicates` and `duplication_rate`; oldest first.
+        worst_tasks: those whose duplicates wasted most.
+        limits: what was looked for.
         alerts: what alerts at its end.
         looked_at: how many of the newest lines the rest is told by.
         workers: what each executed, as `by_worker` has it.
@@ -55,6 +67,9 @@ class Report:
     totals: Row
     task_types: Sequence[Row]
     agents: Sequence[Row]
+    over_time: Sequence[Row]
+    worst_tasks: Sequence[Worst]
+    limits: Limits
     alerts: Sequence[Alert]
     looked_at: int
     workers: Sequence[Row]
@@ -103,6 +118,10 @@ def gather(
         if task_type in (None, one.key.task_type) and agent in (None, one.key.agent or "")
     ]
     found = ledger.details(span=span, task_type=task_type, agent=agent, windows=all_)
+    twice = any(one.duplicates for one in windows)
+    lines = (
+        ledger.newest(span=span, task_type=task_type, agent=agent, windows=all_) if twice else ()
+    )
     end = now if until is None else until
     alarms = check(ledger, limits, min(now, end), task_type=task_type, agent=agent)
     return Report(
@@ -114,6 +133,9 @@ def gather(
         totals=summary(total(windows)),
         task_types=_each("task_type", windows),
         agents=_each("agent", windows),
+        over_time=_over_time(windows),
+        worst_tasks=worst(lines),
+        limits=limits,
         alerts=alarms.alerts,
         looked_at=found.looked_at,
         workers=found.workers,
@@ -131,3 +153,27 @@ def _each(name: str, windows: Sequence[Window]) -> list[Row]:
         groups.setdefault(getattr(window.key, name), []).append(window)
     rows = [{name: key, **summary(total(group))} for key, group in groups.items()]
     return sorted(rows, key=lambda row: (-row["charged"], -row["executions"], str(row[name])))
+
+
+def _over_time(windows: Sequence[Window]) -> list[Row]:
+    """What was executed when, of all task types and agents together, in steps of one length."""
+    groups: dict[int, list[Window]] = {}
+    starts = [one.key.start for one in windows]
+    step = max((one.span for one in windows), default=SPAN)
+    if starts and max(starts) - min(starts) > MONTH:
+        step = DAY
+    for window in windows:
+        groups.setdefault(window.key.start - window.key.start % step, []).append(window)
+    rows = list[Row]()
+    for start, group in sorted(groups.items()):
+        executions = sum(one.executions for one in group)
+        duplicates = sum(one.duplicates for one in group)
+        if executions > 0:
+            rows.append({
+                "start": start,
+                "end": start + step,
+                "executions": executions,
+                "duplicates": duplicates,
+                "duplication_rate": duplicates / executions,
+            })  # fmt: skip
+    return rows

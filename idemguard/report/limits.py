@@ -1,4 +1,7 @@
-"""The limits that the project sets which is worked in."""
+"""The limits that the project sets which is worked in.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

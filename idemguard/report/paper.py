@@ -1,4 +1,7 @@
-"""What reports are drawn on: a terminal, a pipe or a file, whose width and colours it knows."""
+"""What reports are drawn on: a terminal, a pipe or a file, whose width and colours it knows.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Reports, comparisons, explanations and ledger lines as programs read them: JSON and CSV.
 
 Money is decimal text, times are ISO in UTC, absent is null (in CSV an empty cell).
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from fractions import Fraction
 
-    from idemguard.alerts import Alert, Figure, Limit
+    from idemguard.alerts import Alert, Figure, Limit, Limits
     from idemguard.change import Change, Comparison, Part
     from idemguard.findings import Drop, Explanation, Growth, Loop, Missed
     from idemguard.record import Execution
     from idemguard.report.alarms import Checked
     from idemguard.report.gather import Report, Row
+    from idemguard.report.worst import Worst
 
 COUNTS = (
     "calls", "executions", "tasks", "doubled_share", "duplication_rate", "duplicates",
@@ -76,6 +78,11 @@ def report(found: Report) -> dict[str, Any]:
         "agents": [
             {"agent": row["agent"], **_counts(row, (*FIELDS, *INCLUSIVE))} for row in found.agents
         ],
+        "over_time": [
+            {**row, "start": iso(row["start"]), "end": iso(row["end"])} for row in found.over_time
+        ],
+        "worst_tasks": [worst_task(one) for one in found.worst_tasks],
+        "checked": _checked(found.limits),
         "alerts": [alert(one, found.namespace) for one in found.alerts],
         "drops": [handed_back(drop) for drop in found.drops],
         "loops": [handed_back(loop) for loop in found.loops],
@@ -109,6 +116,23 @@ def _counts(row: Row, fields: Iterable[str]) -> Row:
     return {
         field: decimal_text(row[field]) if field in (*MONEY, "inclusive") else row[field]
         for field in fields
+    }
+
+
+def worst_task(found: Worst) -> dict[str, Any]:
+    """A task that was executed twice."""
+    return {
+        "task_type": found.task_type,
+        "fingerprint": found.fingerprint,
+        "scope": found.scope,
+        "version": found.version,
+        "executions": found.executions,
+        "duplicates": found.duplicates,
+        "wasted_tokens": found.wasted_tokens,
+        "charged": decimal_text(found.charged),
+        "wasted": decimal_text(found.wasted),
+        "workers": list(found.workers),
+        "last": iso(found.last),
     }
 
 
@@ -153,9 +177,7 @@ def checked(found: Checked, *, store: str | None = None) -> dict[str, Any]:
         "calls": found.calls,
         "executions": found.executions,
         "empty": found.empty,
-        "checked": [
-            {"kind": kind, **_limit(kind, found.limits.of[kind])} for kind in found.limits.on
-        ],
+        "checked": _checked(found.limits),
         "alerts": [alert(one, found.namespace, store=store) for one in found.alerts],
     }
 
@@ -175,6 +197,10 @@ def alert(found: Alert, namespace: str, *, store: str | None = None) -> dict[str
         "until": iso(found.end),
         "command": command(found, namespace, store=store),
     }
+
+
+def _checked(limits: Limits) -> list[dict[str, Any]]:
+    return [{"kind": kind, **_limit(kind, limits.of[kind])} for kind in limits.on]
 
 
 def _limit(kind: str, limit: Limit) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""A report for people: a headline, tables, findings, and what to do about them."""
+"""A report for people: a headline, tables, findings, and what to do about them.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Numbers, money, times and foreign names as text."""
+"""Numbers, money, times and foreign names as text.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

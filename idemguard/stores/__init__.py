@@ -1,4 +1,7 @@
-"""What a store is, and which one a URL names."""
+"""What a store is, and which one a URL names.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How calls on an event loop use a store that blocks."""
+"""How calls on an event loop use a store that blocks.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

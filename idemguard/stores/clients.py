@@ -1,4 +1,7 @@
-"""Which client reaches a Redis or Valkey server, and what its errors mean."""
+"""Which client reaches a Redis or Valkey server, and what its errors mean.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Hearing hints: one subscription per node of the server, for a process or for an event loop."""
+"""Hearing hints: one subscription per node of the server, for a process or for an event loop.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

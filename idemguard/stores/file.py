@@ -1,4 +1,7 @@
-"""A SQLite file: opened at its first use, made where there is none, its errors in words."""
+"""A SQLite file: opened at its first use, made where there is none, its errors in words.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

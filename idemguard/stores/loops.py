@@ -1,4 +1,7 @@
-"""A server's store on one event loop: a client, waiters and ears of its own."""
+"""A server's store on one event loop: a client, waiters and ears of its own.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A store in the memory of one process."""
+"""A store in the memory of one process.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

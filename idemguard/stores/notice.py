@@ -1,4 +1,7 @@
-"""Who tells that a file has changed: the kernel, where it can, and otherwise nobody."""
+"""Who tells that a file has changed: the kernel, where it can, and otherwise nobody.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What to do when a server does not answer a step as it should: decisions alone."""
+"""What to do when a server does not answer a step as it should: decisions alone.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A store on a Redis or Valkey server, shared by many machines."""
+"""A store on a Redis or Valkey server, shared by many machines.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

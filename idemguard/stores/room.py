@@ -1,4 +1,7 @@
-"""Who waits in this process, and how they are hinted at."""
+"""Who waits in this process, and how they are hinted at.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How records, results, executions and windows stand in the rows of a database."""
+"""How records, results, executions and windows stand in the rows of a database.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

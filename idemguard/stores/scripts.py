@@ -1,4 +1,7 @@
-"""The Lua scripts that a Redis server performs commands with: which parts each is made of."""
+"""The Lua scripts that a Redis server performs commands with: which parts each is made of.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 Pure: no I/O, no clock. Of many waiters one asks the server, and the others share what it learns:
 that somebody executes, until when, and the result in the end. A claim is never shared. Local times
 are ms of the process's own clock; what the server said of its clock stays in the server's.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Who waits in a process or on an event loop, and what they are told by calls and by hints."""
+"""Who waits in a process or on an event loop, and what they are told by calls and by hints.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A store in one file, shared by the processes of one machine."""
+"""A store in one file, shared by the processes of one machine.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 Pure but for the clock of patience: an exchange yields what to send, or seconds to rest; whoever
 drives it does the I/O, with a sync client or on a loop, and throws in what the client raises.
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What is removed from a server when it is over, and how old windows are poured together."""
+"""What is removed from a server when it is over, and how old windows are poured together.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How waiters learn of what other processes commit to a SQLite file."""
+"""How waiters learn of what other processes commit to a SQLite file.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How commands and answers, records and windows travel to a Redis server: keys, arguments, replies."""
+"""How commands and answers, records and windows travel to a Redis server: keys, arguments, replies.
+
+PYTEST_DONT_REWRITE
+"""
 
 from __future__ import annotations
 
