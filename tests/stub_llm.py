@@ -11,6 +11,25 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
+from idemguard.usage import Usage
+
+# what the ledger makes of a chat completion, and of a message
+CHAT = Usage(
+    input_tokens=2255,
+    output_tokens=5,
+    cache_read_tokens=512,
+    reasoning_tokens=3,
+    model="gpt-4.1-2025-04-14",
+    provider="openai",
+)
+MESSAGE = Usage(
+    input_tokens=12307,
+    output_tokens=550,
+    cache_read_tokens=0,
+    cache_write_tokens=12304,
+    model="claude-opus-5-5",
+    provider="anthropic",
+)
 OPENAI_USAGE = {
     "prompt_tokens": 2255,
     "completion_tokens": 5,

@@ -14,6 +14,8 @@ from operator import add
 
 import pytest
 from stub_llm import (
+    CHAT,
+    MESSAGE,
     anthropic_message,
     chat_completion,
     converse,
@@ -25,22 +27,6 @@ from stub_llm import (
 from idemguard.providers import Reading, is_response, readings
 from idemguard.usage import Meter, Usage
 
-CHAT = Usage(
-    input_tokens=2255,
-    output_tokens=5,
-    cache_read_tokens=512,
-    reasoning_tokens=3,
-    model="gpt-4.1-2025-04-14",
-    provider="openai",
-)
-MESSAGE = Usage(
-    input_tokens=12307,
-    output_tokens=550,
-    cache_read_tokens=0,
-    cache_write_tokens=12304,
-    model="claude-opus-5-5",
-    provider="anthropic",
-)
 CONTENT = Usage(
     input_tokens=1000,
     output_tokens=100,

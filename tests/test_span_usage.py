@@ -26,7 +26,7 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ParentBased
 from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, TraceFlags
-from stub_llm import serving
+from stub_llm import CHAT, MESSAGE, serving
 
 from idemguard import Guard, Usage, capture, record_usage, span_usage, telemetry
 from idemguard.span_usage import UsageSpanProcessor
@@ -34,22 +34,6 @@ from idemguard.stores.memory import MemoryStore
 
 fresh = count()  # arguments that nobody had before
 SOON = 20  # seconds within which what happens at once has happened
-CHAT = Usage(
-    input_tokens=2255,
-    output_tokens=5,
-    cache_read_tokens=512,
-    reasoning_tokens=3,
-    model="gpt-4.1-2025-04-14",
-    provider="openai",
-)
-MESSAGE = Usage(
-    input_tokens=12307,
-    output_tokens=550,
-    cache_read_tokens=0,
-    cache_write_tokens=12304,
-    model="claude-opus-5-5",
-    provider="anthropic",
-)
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -44,18 +43,6 @@ async def anaive(doc):
 async def agood(doc):
     return doc
 '''
-
-PLUGINS = {
-    "asyncio": "pytest_asyncio",
-    "anyio": "anyio",
-    "xdist": "xdist",
-    "rerunfailures": "pytest_rerunfailures",
-    "random_order": "random_order",
-    "flaky": "flaky",
-    "pytest-retry": "pytest_retry",
-    "repeat": "pytest_repeat",
-    "hypothesispytest": "hypothesis",
-}
 
 
 class Result:
@@ -130,10 +117,7 @@ class Project:
     def command(self, *args, plugins=(), plugin=True, cache=False):
         """What starts a run."""
         loaded = ["pytest_idemguard.plugin"] if plugin else []
-        for name in plugins:
-            if importlib.util.find_spec(PLUGINS[name]) is None:
-                pytest.skip(f"{PLUGINS[name]} is not installed")
-            loaded.append(name)
+        loaded += plugins
         options = [part for name in loaded for part in ("-p", name)]
         options += [] if cache else ["-p", "no:cacheprovider"]
         return [sys.executable, "-m", "pytest", *options, *args]

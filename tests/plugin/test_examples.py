@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from pathlib import Path
-
-import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "ci"
 
 
-@pytest.mark.skipif(importlib.util.find_spec("celery") is None, reason="Celery is not installed")
 def test_celery_tasks_of_a_worker_that_a_session_fixture_started(project, redis_url):
     for file in (EXAMPLES / "celery").glob("*.py"):
         shutil.copy(file, project.folder)
