@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal, Inexact
 from enum import StrEnum
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
 
 from idemguard.record import Status
 from idemguard.usage import money
@@ -196,6 +196,9 @@ class Sent(NamedTuple):
     event: Event
 
 
+FOREIGN = Event("", 0, "", Decimal(0))  # of another meter, and not read
+
+
 def customers(text: str) -> dict[str, str]:
     """A map of customers: a JSON object from names to ids.
 
@@ -212,11 +215,13 @@ def customers(text: str) -> dict[str, str]:
     return found
 
 
-def sent(lines: Iterable[str]) -> Iterator[Sent]:
+def sent(lines: Iterable[str], meter: str | None = None) -> Iterator[Sent]:
     """The events that a file tells of: JSON Lines, or CSV with a head, by what it begins with.
 
     Args:
         lines: of the file, with their ends.
+        meter: the event name that matters; of others, whose payload may have any keys, only the
+            name is read. None: all matter.
 
     Raises:
         UnreadableError: it is neither, or a line cannot be read.
@@ -228,11 +233,18 @@ def sent(lines: Iterable[str]) -> Iterator[Sent]:
         head.append(line.removeprefix("\ufeff") if not head else line)
         if head[-1].strip():
             whole = chain(head, rest)
-            yield from _objects(whole) if head[-1].lstrip()[0] == "{" else _rows(whole)
+            found = _objects(whole) if head[-1].lstrip()[0] == "{" else _rows(whole)
+            for at, told in found:
+                name = told["event_name"]
+                foreign = meter is not None and isinstance(name, str) and name not in ("", meter)
+                yield Sent(at, name, FOREIGN) if foreign else _sent(told, at)
             return
 
 
-def _objects(lines: Iterable[str]) -> Iterator[Sent]:
+_Told: TypeAlias = "tuple[int, dict[str, Any]]"  # the line's number, and what stands there
+
+
+def _objects(lines: Iterable[str]) -> Iterator[_Told]:
     for at, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -242,14 +254,14 @@ def _objects(lines: Iterable[str]) -> Iterator[Sent]:
         payload = found.get("payload")
         if not isinstance(payload, dict):
             raise UnreadableError("it has no payload", at)
-        yield _sent({**{name: payload.get(name) for name in _PAYLOAD}, **_own(found)}, at)
+        yield at, {**{name: payload.get(name) for name in _PAYLOAD}, **_own(found)}
 
 
 def _own(found: Mapping[str, Any]) -> dict[str, Any]:
     return {name: found.get(name) for name in _COLUMNS}
 
 
-def _rows(lines: Iterable[str]) -> Iterator[Sent]:
+def _rows(lines: Iterable[str]) -> Iterator[_Told]:
     reader = csv.reader(lines, strict=True)
     columns: dict[str, int] | None = None
     at = 1
@@ -262,7 +274,7 @@ def _rows(lines: Iterable[str]) -> Iterator[Sent]:
             elif len(row) != width:
                 raise UnreadableError(f"{len(row)} cells under a head of {width}", at)
             else:
-                yield _sent({name: row[there] for name, there in columns.items()}, at)
+                yield at, {name: row[there] for name, there in columns.items()}
             at = reader.line_num + 1
     except csv.Error as error:
         raise UnreadableError(str(error), at) from None

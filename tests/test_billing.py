@@ -876,3 +876,15 @@ def test_every_reason_and_option_is_told_of():
         for parameter in command.commands[name].params:
             for option in parameter.opts if parameter.param_type_name == "option" else ():
                 assert option in PAGE or option in ("-o", "--help", "--namespace"), option
+
+
+def test_events_of_other_meters_may_tell_anything():
+    ours = {"event_name": "n", "identifier": "1-a", "timestamp": 1,
+            "payload": {"stripe_customer_id": "c", "value": "1"}}  # fmt: skip
+    other = {"event_name": "other", "identifier": "o", "timestamp": "?", "payload": {"seats": []}}
+    lines = [json.dumps(event) + "\n" for event in (other, ours, other)]
+    assert [told.event_name for told in billing.sent(lines, "n")] == ["other", "n", "other"]
+    with pytest.raises(billing.UnreadableError, match="line 1"):
+        list(billing.sent(lines, "other"))
+    with pytest.raises(billing.UnreadableError, match="line 1"):
+        list(billing.sent(lines))

@@ -19,9 +19,9 @@ from click.testing import CliRunner
 from workers import story
 
 from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, worker
-from idemguard.alerts import KINDS, Limits, changed
+from idemguard.alerts import KINDS, Alert, Limits, changed
 from idemguard.cli import command
-from idemguard.report import gather, plain, tables
+from idemguard.report import alarms, gather, plain, tables
 from idemguard.report.limits import project_limits
 from idemguard.report.paper import Paper
 from idemguard.stores.redis import RedisStore
@@ -467,3 +467,15 @@ def test_the_settings_that_the_page_shows_can_be_set(project):
     (text,) = re.findall(r"```toml\n(.*?\[tool\.idemguard\].*?)```", PAGE, re.DOTALL)
     project(text)
     assert project_limits() != Limits()
+
+
+@pytest.mark.parametrize(
+    "task_type", ["a\n::error::b", "it's\x1b[31m", "\u202eabc\\", "plain", "ä b"]
+)
+def test_a_command_is_one_line_and_what_a_shell_takes(task_type):
+    found = Alert("duplication", Limits().of["duplication"], None, (), task_type, 0, 900_000)
+    typed = alarms.command(found, "default")
+    assert typed.isprintable()
+    shown = typed.replace("idemguard ", "printf '<%s>' ", 1)
+    said = subprocess.run(["bash", "-c", shown], capture_output=True, text=True, check=True).stdout
+    assert said.endswith(f"<{task_type}>")

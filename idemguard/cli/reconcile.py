@@ -122,7 +122,7 @@ def reconcile(
     meter = meter_of(**options)
     try:
         with _reading(sent_file) as lines:
-            told = list(billing.sent(lines))
+            told = list(billing.sent(lines, meter.event_name))
     except (OSError, ValueError) as error:
         name = "standard input" if sent_file == "-" else sent_file
         raise click.ClickException(f"{name}: {_why(error)}") from error

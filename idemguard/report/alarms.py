@@ -197,7 +197,15 @@ def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
         store: the URL that the command line named, or None.
 
     """
-    options = "" if store is None else f"--store {shlex.quote(store)} "
+    options = "" if store is None else f"--store {_quoted(store)} "
     if namespace != "default":
-        options += f"--namespace {shlex.quote(namespace)} "
-    return f"idemguard {options}{COMMANDS[alert.kind].format(shlex.quote(alert.task_type))}"
+        options += f"--namespace {_quoted(namespace)} "
+    return f"idemguard {options}{COMMANDS[alert.kind].format(_quoted(alert.task_type))}"
+
+
+def _quoted(text: str) -> str:
+    """A text as a shell takes it, in one line, and with nothing that a terminal would obey."""
+    if text.isprintable():
+        return shlex.quote(text)
+    shown = (c if c.isprintable() and c not in "'\\" else f"\\U{ord(c):08x}" for c in text)
+    return f"$'{''.join(shown)}'"

@@ -181,7 +181,7 @@ def _paid(rows: Iterable[Row]) -> bool:
 
 def _figures(found: Report) -> Element:
     totals, limit = found.totals, _limit(found)
-    unknown = totals["without_usage"] >= totals["executions"]
+    unknown = 0 < totals["executions"] <= totals["without_usage"]
     doubled = round(totals["doubled_share"] * totals["tasks"])
     of_limit = "" if limit is None else f"; limit {alarms.limit('duplication', limit)}"
     if _paid([totals]):

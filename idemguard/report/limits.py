@@ -21,7 +21,10 @@ def project_limits() -> Limits:
         ConfigurationError: what it sets cannot be, or it is no TOML; it is named.
 
     """
-    here = Path.cwd()
+    try:
+        here = Path.cwd()
+    except FileNotFoundError:  # it was removed, and so is in no project
+        return Limits()
     for folder in (here, *here.parents):
         found = _read(folder / FILE)
         if found is not None:

@@ -112,7 +112,7 @@ def _headline(on: Paper, totals: Row) -> None:
             GOOD,
         )
     spent = f"{short(totals['total_tokens'])} tokens"
-    if totals["without_usage"] >= totals["executions"]:
+    if 0 < totals["executions"] <= totals["without_usage"]:
         spent = "unknown"
     wasted, saved = (f"{short(totals[name])} tokens" for name in ("wasted_tokens", "saved_tokens"))
     if paid:
