@@ -466,7 +466,7 @@ def use_namespace(name: str | None) -> AbstractContextManager[None]:
 
 def namespace_override() -> str | None:
     """The namespace in which all others lie: the context's, else the process's; None: there is none."""
-    return _namespace.get() or (watch.namespace if watch.on() else None)
+    return _namespace.get() or watch.within()
 
 
 def placed(namespace: str) -> str:

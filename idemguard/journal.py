@@ -90,6 +90,11 @@ class Watch:
         """Whether anybody watches."""
         return self._on if self._known else self._look()
 
+    def within(self) -> str | None:
+        """The namespace of this process, also where nothing can be told any more; or None."""
+        self.on()
+        return self.namespace
+
     def _look(self) -> bool:
         host = sys.modules.get(HOST)
         if host is None or not host.join(self):
@@ -243,6 +248,18 @@ def _told_by_parents() -> tuple[str | None, str | None]:
 
 
 def _told_by(path: str) -> tuple[str, str] | None:
+    told = pointer(path)
+    if told is None or not told[1]:
+        return None
+    folder, _, namespace = told[0].decode(errors="replace").partition("\n")
+    return folder, namespace.strip()
+
+
+def pointer(path: str) -> tuple[bytes, bool] | None:
+    """What stands in a file by which children find their session, and whether who wrote it lives.
+
+    None where it is not this user's own, or no file: the folder is everybody's.
+    """
     import fcntl  # noqa: PLC0415 - not on every platform
 
     try:
@@ -256,10 +273,9 @@ def _told_by(path: str) -> tuple[str, str] | None:
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # held by who wrote it, so it lives
-            folder, _, namespace = os.read(file, 4096).decode().partition("\n")
-            return folder, namespace.strip()
-        return None
+        except OSError:  # held by who wrote it
+            return os.read(file, 4096), True
+        return os.read(file, 4096), False
     finally:
         os.close(file)
 

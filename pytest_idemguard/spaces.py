@@ -180,9 +180,13 @@ class Spaces:
         """Remove the files by which children would have found processes of this run that crashed."""
         if self._pointer is None:
             return
+        from idemguard.journal import pointer
+
+        mine = f"{self.folder}/".encode()
         for path in Path("/tmp").glob(f"idemguard-{os.geteuid()}-*"):  # noqa: S108 - as above
-            with suppress(OSError):
-                if str(path) != self._path and path.read_text().startswith(f"{self.folder}/"):
+            told = None if str(path) == self._path else pointer(str(path))
+            if told is not None and told[0].startswith(mine):
+                with suppress(OSError):
                     path.unlink()
 
     def close(self) -> None:

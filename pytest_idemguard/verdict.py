@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
+from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from pytest_idemguard.runs import Book, as_plain, counted, from_plain
 from pytest_idemguard.settings import dollars as amount
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from pytest_idemguard.runs import Key
     from pytest_idemguard.session import Session
@@ -53,6 +54,7 @@ class Verdict:
         self._root = session.config.rootpath
         self.tests: list[dict[str, Any]] = list(session.records.values())
         missing = sorted(session.missing)
+        self._unwritten: list[str] = []
         self.incomplete = [f"worker {name} crashed" for name in missing]
         if interrupted:
             self.incomplete.append("the run was interrupted")
@@ -217,12 +219,21 @@ class Verdict:
                 "incomplete": self.incomplete,
             }
             path = self._of.config.invocation_params.dir / self._of.json_path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(report, indent=1), encoding="utf-8")
+            with self._telling(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(report, indent=1), encoding="utf-8")
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if summary and self._book.runs:
-            with Path(summary).open("a", encoding="utf-8") as file:
+            with self._telling(Path(summary)), Path(summary).open("a", encoding="utf-8") as file:
                 file.write(self._markdown())
+
+    @contextmanager
+    def _telling(self, path: Path) -> Iterator[None]:
+        """A file that cannot be written fails no run that has ended."""
+        try:
+            yield
+        except OSError as error:
+            self._unwritten.append(f"{path} could not be written: {error.strerror}")
 
     def _markdown(self) -> str:
         lines = ["### idemguard", "", self.line(), ""]
@@ -257,7 +268,12 @@ class Verdict:
         if nothing or self._of.config.option.no_summary:
             return
         told_here = self._unseen()
-        problems = self.session or self.incomplete or any(self._all(kind) for kind in KINDS)
+        problems = (
+            self.session
+            or self.incomplete
+            or self._unwritten
+            or any(self._all(kind) for kind in KINDS)
+        )
         if not problems and self._of.config.option.verbose <= 0:
             return
         terminal.section("idemguard")
@@ -269,6 +285,8 @@ class Verdict:
         for one in self.session:
             terminal.write_line("")
             terminal.write_line(one["text"], red=True)
+        for unwritten in self._unwritten:
+            terminal.write_line(unwritten, red=True)
         for missing in self.incomplete:
             terminal.write_line(
                 f"incomplete: {missing}, and what it did not tell is not in here", red=True

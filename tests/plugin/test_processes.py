@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -352,3 +353,34 @@ def test_b():
     report = json.loads((project.folder / "report.json").read_text())
     assert report["incomplete"] == ["the run was interrupted"]
     assert len(report["tests"][0]["duplicates"]) == 1
+
+
+def test_a_journal_that_cannot_be_written_changes_no_namespace(project):
+    code = """
+from idemguard import Guard, context
+task = Guard(store="memory://").idempotent(lambda n: n, task_type="t")
+assert context.placed("a") == "x/a"
+assert task(1) == task(1)
+assert context.placed("a") == "x/a"
+"""
+    told = {"IDEMGUARD_JOURNAL": str(project.folder / "none"), "IDEMGUARD_NAMESPACE_OVERRIDE": "x"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=project.environment | told, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_others_left_where_children_look_is_left_alone(project, tmp_path):
+    """A name there can be guessed by everybody: a queue would hold the session up for ever."""
+    from idemguard.journal import pointer  # noqa: PLC0415 - the core, in a test that needs no project
+
+    queue, text, link = tmp_path / "queue", tmp_path / "text", tmp_path / "link"
+    os.mkfifo(queue, 0o600)
+    text.write_bytes(b"\xff\n")
+    text.chmod(0o600)
+    link.symlink_to(text)
+    assert [pointer(str(path)) for path in (queue, link, tmp_path)] == [None, None, None]
+    assert pointer(str(text)) == (b"\xff\n", False)
+    text.chmod(0o644)
+    assert pointer(str(text)) is None

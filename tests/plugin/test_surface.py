@@ -416,3 +416,13 @@ def test_first_failure_and_last_failed(project):
     project.run(None, "-x", cache=True).came_to(failed=1)
     project.run(None, cache=True).came_to(failed=2, passed=1)
     project.run(None, "--lf", cache=True).came_to(failed=2)
+
+
+def test_reports_that_cannot_be_written_fail_no_run(project):
+    project.environment["GITHUB_STEP_SUMMARY"] = str(project.folder / "none" / "x")
+    result = project.run(
+        "from tasks import good\ndef test_a(): good('x')\n", f"--idemguard-json={project.folder}"
+    )
+    result.came_to(passed=1)
+    assert result.ret == 0
+    result.has("* could not be written: Is a directory", "* could not be written: No such file *")
