@@ -373,11 +373,12 @@ def report(run, url, *args):
 
 
 def test_a_report_has_the_same_alerts(run, bad, project):
-    found = told(run, IDEMGUARD_STORE=bad)["alerts"]
+    found = told(run, "--store", bad)["alerts"]
+    assert f"--store {bad}" in found[0]["command"]  # where one would look else is another ledger
     assert report(run, bad)["alerts"] == found
     assert report(run, bad, "--since", "1m")["alerts"] == found
     line = run("report", "--store", bad).stdout.splitlines()[1]
-    assert line == f"Alert: {run('check', IDEMGUARD_STORE=bad).stdout.rstrip()}"
+    assert line == f"Alert: {run('check', '--store', bad).stdout.rstrip()}"
     project('[tool.idemguard]\nfail_on = ["fallback", "usage"]\n')
     assert [one["kind"] for one in report(run, bad)["alerts"]] == ["fallback", "usage"]
 

@@ -18,6 +18,7 @@ from idemguard import config
 from idemguard.errors import ConfigurationError, IdemguardError
 from idemguard.ledger import ExecutionLedger
 from idemguard.report.words import harmless
+from idemguard.stores import without_password
 from idemguard.stores.memory import MemoryStore
 from idemguard.stores.sqlite import SqliteStore
 
@@ -148,6 +149,12 @@ def where(function: Any) -> Any:
     ):  # fmt: skip
         function = option(function)
     return function
+
+
+def shown_store() -> str | None:
+    """The same, for commands that are shown; None also where it holds a password."""
+    store = given_store()
+    return None if store is None or without_password(store) != store else store
 
 
 def given_store() -> str | None:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from idemguard import alerts
-from idemguard.cli.base import FINE, given_store, opened, paper, where
+from idemguard.cli.base import FINE, opened, paper, shown_store, where
 from idemguard.cli.output import busy
 from idemguard.errors import ConfigurationError
 from idemguard.report import alarms, plain, tables
 from idemguard.report.limits import project_limits
-from idemguard.stores import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,9 +58,7 @@ def check(
     limits = _limits(fail_on, over, volume)
     with opened() as place, busy("reading"):
         found = alarms.check(place.ledger, limits, place.ledger.now())
-    store = given_store()
-    if store is not None and without_password(store) != store:
-        store = None  # it is not for a log, and whoever gave it has it
+    store = shown_store()  # a password is not for a log, and whoever gave it has it
     if quiet and not found.alerts:
         return FINE
     if as_json:

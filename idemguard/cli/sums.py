@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 import click
 
-from idemguard.cli.base import FINE, absent, answer, opened, paper, where
+from idemguard.cli.base import FINE, absent, answer, opened, paper, shown_store, where
 from idemguard.cli.output import busy, to_file, writing
 from idemguard.cli.times import When, ordered, since_until, window
 from idemguard.report import details, gather, plain, tables
@@ -40,7 +40,10 @@ def report(
         start = None if since is None else since.moment(now)
         end = None if until is None else until.moment(now)
         ordered(start, now + 1 if end is None else end)
-        found = gather(place.ledger, since=start, until=end, task_type=task_type, agent=agent)
+        found = gather(
+            place.ledger, since=start, until=end, task_type=task_type, agent=agent,
+            store=shown_store(),
+        )  # fmt: skip
     with writing(path) as file:
         if form == "json":
             file.write(plain.dump(plain.report(found)))

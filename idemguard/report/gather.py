@@ -56,6 +56,7 @@ class Report:
         loops: tasks that were handed back again and again.
         missed_duplicates: executions that repeat others but for a field or two.
         growth: task types whose input grows from step to step.
+        store: the URL that the command line named, for commands that are shown; None: none.
 
     """
 
@@ -77,6 +78,7 @@ class Report:
     loops: Sequence[findings.Loop]
     missed_duplicates: Sequence[findings.Missed]
     growth: Sequence[findings.Growth]
+    store: str | None = None
 
     @property
     def empty(self) -> bool:
@@ -92,6 +94,7 @@ def gather(
     task_type: str | None = None,
     agent: str | None = None,
     limits: Limits | None = None,
+    store: str | None = None,
 ) -> Report:
     """Read a report.
 
@@ -102,6 +105,7 @@ def gather(
         task_type: only what was called as this.
         agent: only what was called by this; empty: where none was named.
         limits: what alerts; those of the project that is worked in where they are not given.
+        store: the URL that the command line named, where it may be shown.
 
     Raises:
         ConfigurationError: what the project sets cannot be.
@@ -143,6 +147,7 @@ def gather(
         loops=found.loops,
         missed_duplicates=found.missed,
         growth=found.growth,
+        store=store,
     )
 
 

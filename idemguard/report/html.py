@@ -146,7 +146,7 @@ def _alerts(found: Report) -> Element:
     lines: list[Element] = []
     for alert in found.alerts:
         told = alarms.told(alert).partition(": ")
-        command = tag("code", alarms.command(alert, found.namespace))
+        command = tag("code", alarms.command(alert, found.namespace, store=found.store))
         lines.append(
             tag("li", tag("span", tag("strong", told[0]), tag("span", ": ", told[2])), command)
         )

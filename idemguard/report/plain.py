@@ -83,7 +83,7 @@ def report(found: Report) -> dict[str, Any]:
         ],
         "worst_tasks": [worst_task(one) for one in found.worst_tasks],
         "checked": _checked(found.limits),
-        "alerts": [alert(one, found.namespace) for one in found.alerts],
+        "alerts": [alert(one, found.namespace, store=found.store) for one in found.alerts],
         "drops": [handed_back(drop) for drop in found.drops],
         "loops": [handed_back(loop) for loop in found.loops],
         "missed_duplicates": [missed(one) for one in found.missed_duplicates],

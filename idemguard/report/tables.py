@@ -72,7 +72,8 @@ def _window(found: Report) -> str:
 
 def _alerts(on: Paper, found: Report) -> None:
     for alert in found.alerts:
-        on.one_line(f"Alert: {alarms.told(alert)}: {alarms.command(alert, found.namespace)}", BAD)
+        more = alarms.command(alert, found.namespace, store=found.store)
+        on.one_line(f"Alert: {alarms.told(alert)}: {more}", BAD)
 
 
 def checked(on: Paper, found: Checked, *, store: str | None = None) -> None:
