@@ -65,16 +65,25 @@ class Finding:
         return self.kind, self.task, key, self.fields, self.unit
 
 
-def judged(session: Session, attempt: Attempt) -> list[Finding]:
-    """What is not allowed in a test so far and was not told yet; it counts as told from now on."""
+def judged(session: Session, attempt: Attempt, *, wide: bool) -> list[Finding]:
+    """What is not allowed in a test so far and was not told yet; it counts as told from now on.
+
+    Args:
+        session: of the test.
+        attempt: at it.
+        wide: whether it is to be told of what a wider fixture ran.
+
+    """
     rules = rules_of(attempt.item, session.base)
     attempt.rules = rules  # markers may have come since
     found = []
     if not _is_fine(attempt.events, rules):
         found = _new(attempt.told, all_findings(Book(attempt.events), rules, None))
-    news, session.news = session.news, []
-    for wide in dict.fromkeys(news):
-        found += _new(wide.told, all_findings(Book(wide.events), wide.rules, wide.label))
+    news, session.news = (session.news, []) if wide else ([], session.news)
+    for one in dict.fromkeys(news):
+        new = _new(one.told, all_findings(Book(one.events), one.rules, one.label))
+        session.given += [(one, finding.sign) for finding in new]
+        found += new
     attempt.found += found
     return found
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pytest_idemguard.judge import Finding
     from pytest_idemguard.settings import Rules
+    from pytest_idemguard.spaces import Wide
 
 RECORD = pytest.StashKey["dict[str, Any]"]()
 
@@ -52,6 +53,10 @@ class Session(Spaces):
         self.left: list[dict[str, Any]] = []  # what workers saw besides
         self.missing: set[str] = set()  # workers that have not told all
         self.verdict: Any = None
+        self.given: list[
+            tuple[Wide, Any]
+        ] = []  # what the present attempt was told of wider fixtures
+        self.given_to = ""
         self._active = False
 
     # --- one test ----------------------------------------------------------------------------------
@@ -63,6 +68,14 @@ class Session(Spaces):
             self.forked()
         nodeid = item.nodeid
         number = self.numbers[nodeid] = self.numbers.get(nodeid, 0) + 1
+        given, self.given = self.given, []
+        if (
+            self.given_to == nodeid
+        ):  # an attempt that does not count has told nobody of wider fixtures
+            for wide, sign in given:
+                wide.told.discard(sign)
+                self.news.append(wide)
+        self.given_to = nodeid
         self.names.append((nodeid, number))
         base, why = self.base, None
         if "idemguard" in item.keywords:
@@ -97,8 +110,11 @@ class Session(Spaces):
             self.enter(before)
             fixturedef.addfinalizer(lambda: kept.append(self.enter(space)))  # and before
 
-    def findings(self, attempt: Attempt) -> list[Finding]:
-        """What is not allowed and was not told yet."""
+    def findings(self, attempt: Attempt, call: Any = None) -> list[Finding]:
+        """What is not allowed and was not told yet.
+
+        What a wider fixture ran waits for a test that can fail by it.
+        """
         if len(attempt.events) == attempt.looked and not self.news and self.journals.quiet():
             return []
         self.drain()
@@ -108,7 +124,10 @@ class Session(Spaces):
         self._activate()
         from pytest_idemguard.judge import judged
 
-        return judged(self, attempt)
+        skips = (pytest.skip.Exception, pytest.xfail.Exception)
+        skipped = call is not None and isinstance(call.excinfo.value, skips)
+        excused = attempt.item.get_closest_marker("xfail") is not None
+        return judged(self, attempt, wide=not skipped and not excused)
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:
@@ -133,7 +152,7 @@ class Session(Spaces):
         if (attempt := self.current) is None:
             return
         own = call.excinfo is not None and not isinstance(call.excinfo.value, Failure)
-        if own and (found := self.findings(attempt)):
+        if own and (found := self.findings(attempt, call)):
             self._beside(item, call.when, found)
         if call.when == "teardown":
             if attempt.events or attempt.found:

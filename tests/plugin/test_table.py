@@ -565,3 +565,30 @@ def test_all(): assert len(set(seen)) == len(seen) > 1
         plugins=["hypothesispytest"],
     )
     result.came_to(passed=2)
+
+
+DOUBLE = """
+import pytest
+from tasks import naive
+@pytest.fixture(scope="{}", autouse=True)
+def wide(): naive("x"); naive("x")
+"""
+
+
+@pytest.mark.parametrize("scope", ["module", "session"])
+def test_a_wider_fixtures_duplicate_stays_over_reruns(project, scope):
+    tests = DOUBLE.format(scope) + "def test_a(): pass\ndef test_b(): pass\n"
+    result = project.run(tests, "--reruns", "1", plugins=["rerunfailures"])
+    result.came_to(failed=1, passed=1, rerun=1)
+
+
+@pytest.mark.parametrize("first", ["pytest.skip()", "pytest.xfail('known')", "assert 0"])
+def test_a_wider_fixtures_duplicate_waits_for_a_test_that_can_fail(project, first):
+    mark = "@pytest.mark.xfail\n" if "assert" in first else ""
+    tests = DOUBLE.format("session") + f"{mark}def test_a(): {first}\n"
+    kind = "skipped" if "skip" in first else "xfailed"
+    result = project.run(tests + "def test_b(): pass\n")
+    # its own teardown where it skips by itself, the next test where nothing of it can fail
+    found = {"failed": 1} if mark else {"passed": 1, "error": 1}
+    result.came_to(**{kind: 1}, **found)
+    assert project.run(tests).ret == 1  # also where no other is left
