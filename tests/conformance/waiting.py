@@ -245,7 +245,7 @@ class Waiting:
             asked.cancel()
             await asyncio.wait([asked])
             async with asyncio.timeout(LONG):
-                while not (await aio.look(address))[0].runs:  # nobody is told when it is done
+                while not (await aio.look(address))[0].runs:  # noqa: ASYNC110 - nobody is told when it is done
                     await asyncio.sleep(0.002)
 
         asyncio.run(main())
