@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from idemguard import log
 from idemguard.errors import ConfigurationError, LeaseLostError
-from idemguard.journal import watch
+from idemguard.journal import TESTS, watch
 from idemguard.pricing import CURRENCY
 from idemguard.providers import Reading, is_response, readings
 from idemguard.usage import Meter, Usage, is_own, normal, total
@@ -455,6 +455,8 @@ def scope(name: str) -> AbstractContextManager[None]:
 def use_namespace(name: str | None) -> AbstractContextManager[None]:
     """Have all namespaces lie in this one: what a message brought from another process.
 
+    In a test that is watched it lies in the test's own, unless it is a test's itself.
+
     Args:
         name: as `namespace_override` gave it there; None changes nothing.
 
@@ -466,7 +468,10 @@ def use_namespace(name: str | None) -> AbstractContextManager[None]:
 
 def namespace_override() -> str | None:
     """The namespace in which all others lie: the context's, else the process's; None: there is none."""
-    return _namespace.get() or watch.within()
+    own, around = _namespace.get(), watch.within()
+    if own is None or around is None:
+        return around if own is None else own
+    return own if own.startswith(TESTS) else f"{around}%2F{own}"
 
 
 def placed(namespace: str) -> str:

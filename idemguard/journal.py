@@ -1,7 +1,8 @@
 """What runs in this process, told to who watches it: a test session, and a file that outlives a process.
 
-Where nobody watches, it costs a look at one flag. A child finds out in its environment that its
-parent's executions are watched; where that was emptied, in a file that is named after its parent.
+Where nobody watches, it costs a look at one flag. A child finds out in its environment which folder
+tells of the session; where that was emptied, in a file that is named after its parent. Which test is
+under way stands in the folder and is read at each call: a child may outlive the test it was born in.
 PYTEST_DONT_REWRITE
 """
 
@@ -32,6 +33,9 @@ Event: TypeAlias = "dict[str, Any]"
 HOST = "pytest_idemguard.plugin"  # asked first, if it is loaded
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"
 JOURNAL = "IDEMGUARD_JOURNAL"
+TESTS = "pytest-"  # before the namespaces of test sessions
+PLACE = "namespace"  # the file of a session's folder that tells in which namespace all others lie
+ROOM = 128  # bytes of it; then comes a mark that somebody writes
 PARENTS = 6  # generations in which a watcher is looked for
 ASKED = 4096  # calls that have not begun, whose place is remembered
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
@@ -54,6 +58,7 @@ class Watch:
         self._sink: Callable[[Event], None] | None = None
         self._folder: str | None = None
         self._file: int | None = None
+        self._place: str | None = None  # a file that tells the present namespace
         self._known = self._on = False
         self._asked: dict[str, str] = {}
         self._lock = threading.Lock()
@@ -66,7 +71,12 @@ class Watch:
         self._sink = None
 
     def begin(
-        self, sink: Callable[[Event], None] | None, folder: str | None, namespace: str | None
+        self,
+        sink: Callable[[Event], None] | None,
+        folder: str | None,
+        namespace: str | None,
+        *,
+        follow: bool = False,
     ) -> None:
         """Watch from now on.
 
@@ -74,16 +84,18 @@ class Watch:
             sink: is given every event, in the thread that it happens in; must not raise.
             folder: of journals, one file per process.
             namespace: in which all others lie.
+            follow: whether the folder tells it from now on.
 
         """
         self._sink, self._folder, self.namespace = sink, folder, namespace
+        self._place = f"{folder}{os.sep}{PLACE}" if follow and folder is not None else None
         self._on = sink is not None or folder is not None
         self._known = True
 
     def end(self) -> None:
         """Watch no longer; who watches is looked for anew at the next call."""
         self._close()
-        self.namespace = self._sink = self._folder = None
+        self.namespace = self._sink = self._folder = self._place = None
         self._known = self._on = False
 
     def on(self) -> bool:
@@ -93,6 +105,8 @@ class Watch:
     def within(self) -> str | None:
         """The namespace of this process, also where nothing can be told any more; or None."""
         self.on()
+        if self._place is not None and (told := _read(self._place)) is not None:
+            self.namespace = told.strip() or None
         return self.namespace
 
     def _look(self) -> bool:
@@ -100,8 +114,12 @@ class Watch:
         if host is None or not host.join(self):
             folder, namespace = os.environ.get(JOURNAL), os.environ.get(OVERRIDE)
             if folder is None and namespace is None:
-                folder, namespace = _told_by_parents()
-            self.begin(None, folder or None, namespace or None)
+                folder = _told_by_parents()
+            told = _read(f"{folder}{os.sep}{PLACE}") if folder else None
+            # a namespace that the session did not give is meant for this process alone
+            own = namespace and told and told.strip() and session(namespace) != session(told)
+            follow = told is not None and not own
+            self.begin(None, folder or None, namespace or None, follow=follow)
         return self._on
 
     # --- what happens ------------------------------------------------------------------------------
@@ -135,6 +153,10 @@ class Watch:
         """A claim that was held by hand is given back."""
         error = "released" if outcome == "failed" else None
         self._stopped(claim, error, spent, None, declined=False)
+        self.emit({
+            "kind": "call", "id": claim.id, **_task(claim), "source": outcome, "waited": 0,
+            "lost": False, "tokens": None, "cost": None,
+        })  # fmt: skip
 
     def _stopped(
         self, claim: Claim, error: str | None, spent: Spent, took: int | None, *, declined: bool
@@ -184,6 +206,7 @@ class Watch:
                 name = f"{self._folder}/{os.getpid()}-{os.urandom(4).hex()}.jsonl"
                 flags = os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY
                 self._file = os.open(name, flags, 0o600)
+                _mark(f"{self._folder}{os.sep}{PLACE}")
 
     def _close(self) -> None:
         if self._file is not None:
@@ -198,6 +221,36 @@ watch = Watch()
 def _task(claim: Claim) -> Event:
     address = claim.address
     return {"ns": address.namespace, "task": claim.caller.task_type, "fp": address.fingerprint}
+
+
+def session(namespace: str) -> str:
+    """The part of a session's namespace that all of its namespaces begin with."""
+    return "-".join(namespace.split("-", 2)[:2])
+
+
+def _read(path: str) -> str | None:
+    """What stands in a small file, or None: read at each call of a child."""
+    try:
+        file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+    except OSError:
+        return None
+    try:
+        return os.read(file, ROOM).decode(errors="replace")
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+
+
+def _mark(path: str) -> None:
+    """Tell the session that there is a journal more; it looks for them no more often."""
+    with suppress(OSError):
+        file = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        try:
+            os.lseek(file, ROOM, os.SEEK_SET)
+            os.write(file, b"1")
+        finally:
+            os.close(file)
 
 
 def _call(nonce: str) -> str:
@@ -233,26 +286,19 @@ def _place(frame: FrameType) -> str:
 # --- found without an environment ------------------------------------------------------------------
 
 
-def _told_by_parents() -> tuple[str | None, str | None]:
-    """Folder and namespace, from a living parent of the same user that watches."""
+def _told_by_parents() -> str | None:
+    """A session's folder, from a living parent of the same user that watches."""
     if not hasattr(os, "getppid") or not hasattr(os, "geteuid"):
-        return None, None
+        return None
     pid = os.getppid()
     for _ in range(PARENTS):
         if pid <= 1:
             break
-        if (found := _told_by(f"/tmp/idemguard-{os.geteuid()}-{pid}")) is not None:  # noqa: S108 - whose it is, is looked at
-            return found
+        told = pointer(f"/tmp/idemguard-{os.geteuid()}-{pid}")  # noqa: S108 - whose it is, is looked at
+        if told is not None and told[1]:
+            return told[0].decode(errors="replace").strip()
         pid = _parent_of(pid)
-    return None, None
-
-
-def _told_by(path: str) -> tuple[str, str] | None:
-    told = pointer(path)
-    if told is None or not told[1]:
-        return None
-    folder, _, namespace = told[0].decode(errors="replace").partition("\n")
-    return folder, namespace.strip()
+    return None
 
 
 def pointer(path: str) -> tuple[bytes, bool] | None:

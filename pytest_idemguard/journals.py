@@ -6,11 +6,11 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-SETTLED = 50_000_000  # ns after which a folder's time can be trusted: it ticks coarsely
+if TYPE_CHECKING:
+    from pytest_idemguard.place import Place
 
 
 class Journals:
@@ -18,29 +18,25 @@ class Journals:
 
     Args:
         folder: that they are in.
-        own: whether to read what this very process writes, too.
+        place: what tells that there is a new one; None: they are looked for each time, and what
+            this very process has written is read, too.
 
     """
 
-    def __init__(self, folder: str, *, own: bool = False) -> None:
+    def __init__(self, folder: str, place: Place | None) -> None:
         self.folder = folder
-        self._own = own
+        self._place = place
         self._read: dict[str, int] = {}  # how far
         self._done: set[str] = set()
-        self._looked = -1  # the folder's time when it was last listed
 
     def quiet(self) -> bool:
-        """Whether there can be nothing new; one look at the folder."""
-        if self._read:
-            return False
-        try:
-            return os.stat(self.folder).st_mtime_ns == self._looked  # noqa: PTH116 - on every test
-        except OSError:
-            return True
+        """Whether there can be nothing new."""
+        return not self._read and self._place is not None and not self._place.marked()
 
     def news(self) -> list[dict[str, Any]]:
         """The events that were not read yet; half-written ones are left."""
-        self._list()
+        if self._place is None or self._place.marked():
+            self._list()
         found: list[dict[str, Any]] = []
         for name, place in list(self._read.items()):
             dead = not alive(int(name.partition("-")[0]))  # looked at first: then all is written
@@ -57,19 +53,17 @@ class Journals:
         return found
 
     def _list(self) -> None:
+        if self._place is not None:
+            self._place.unmark()  # before it is looked: who comes in between marks it anew
         try:
-            changed = os.stat(self.folder).st_mtime_ns  # noqa: PTH116 - as above
-            if changed == self._looked:
-                return
             names = os.listdir(self.folder)  # noqa: PTH208 - names are all that is wanted
         except OSError:
             return
-        self._looked = changed if time.time_ns() - changed > SETTLED else -1
-        mine = f"{os.getpid()}-"
+        mine = None if self._place is None else f"{os.getpid()}-"
         for name in names:
             if not name.endswith(".jsonl") or name in self._done or name in self._read:
                 continue
-            if self._own or not name.startswith(mine):
+            if mine is None or not name.startswith(mine):
                 self._read[name] = 0
 
 
@@ -83,6 +77,11 @@ def _parsed(lines: bytes) -> list[dict[str, Any]]:
         except ValueError:
             continue  # the disk was full
     return found
+
+
+def outermost(namespace: str) -> str:
+    """The one of the session that a namespace lies in."""
+    return namespace.partition("/")[0].partition("%2F")[0]
 
 
 def alive(pid: int) -> bool:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_idemguard.journals import outermost
 from pytest_idemguard.message import DIGITS, place
+from pytest_idemguard.message import times as often
 from pytest_idemguard.runs import Book
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ class RunLedger:
         self._session.drain()
         here = self.namespace
         events = list(self._attempt.events)
-        return Book(one for one in events if one["ns"].partition("/")[0] == here)
+        return Book(one for one in events if outermost(one["ns"]) == here)
 
     def _all(self, task: str | None) -> list[Run]:
         return [run for run in self._book().runs.values() if task in (None, run.task)]
@@ -113,7 +115,7 @@ class RunLedger:
     def _unlike(self, task: str | None, times: int, ran: list[Run]) -> str:
         name = "any task" if task is None else f"task {task!r}"
         besides = f"{self.reused(task)} reused, {self.failed(task)} failed"
-        lines = [f"idemguard: {name} ran {len(ran)} times, expected {times} ({besides})"]
+        lines = [f"idemguard: {name} ran {often(len(ran))}, expected {often(times)} ({besides})"]
         for run in ran[:20]:
             where = place(run, self._node.config.rootpath)
             lines.append(f"  {run.task} [{run.fp[:DIGITS]}] {run.cause}, called from {where}")

@@ -41,9 +41,14 @@ def headline(finding: Finding) -> str:
         names = " and ".join(f"`{name}`" for name in finding.fields)
         return f"idemguard: {finding.task} ran twice {where}, equal but for {names}, which looks generated"
     return (
-        f"idemguard: {finding.task} [{finding.runs[0].fp[:DIGITS]}] ran {finding.counted} times "
+        f"idemguard: {finding.task} [{finding.runs[0].fp[:DIGITS]}] ran {times(finding.counted)} "
         f"{where}, {finding.allowed} allowed"
     )
+
+
+def times(number: int | Decimal) -> str:
+    """So often, in words."""
+    return "once" if number == 1 else f"{number} times"
 
 
 def _of(finding: Finding, amount: int | Decimal) -> str:

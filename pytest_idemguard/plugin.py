@@ -7,6 +7,7 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 import pytest
@@ -32,6 +33,27 @@ if TYPE_CHECKING:
 
 NAME = "idemguard-session"
 _sessions: list[Session] = []  # the innermost last: a session may run tests that run sessions
+
+
+class _Early:
+    """What runs while the first conftest files are loaded, and has a namespace of its own, too."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._watch: Any = None
+
+    def join(self, watch: Any) -> None:
+        """idemguard is in use."""
+        self._watch = watch
+        watch.begin(self.events.append, None, f"pytest-{os.urandom(5).hex()}-early")
+
+    def end(self) -> None:
+        """No session came of it."""
+        if self._watch is not None:
+            self._watch.end()
+
+
+_early: list[_Early] = []
 
 
 class DuplicateRunWarning(UserWarning):
@@ -104,14 +126,23 @@ def asked(config: pytest.Config) -> Rules:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
-    """Watch functions before any conftest can import them by name."""
+    """Watch functions before any conftest can import them by name, and what it calls."""
     option = early_config.known_args_namespace
+    mode = option.idemguard_mode or early_config.getini("idemguard_mode")
+    if mode != "off" and not _sessions:
+        _early.append(_Early())
+        early_config.add_cleanup(_forget_early)
     targets = [*option.idemguard_watch, *early_config.getini("idemguard_watch")]
     llm = option.idemguard_watch_llm or early_config.getini("idemguard_watch_llm")
     if targets or llm:
         from pytest_idemguard.watching import install
 
         early_config.add_cleanup(install(targets, llm=bool(llm)))
+
+
+def _forget_early() -> None:
+    while _early:
+        _early.pop().end()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -126,6 +157,8 @@ def pytest_configure(config: pytest.Config) -> None:
         from pytest_idemguard.session import Session
 
         session = Session(config, base)
+        if _early:
+            session.adopt(_early.pop().events)
         _sessions.append(session)
         config.pluginmanager.register(session, NAME)
 
@@ -187,7 +220,7 @@ def join(watch: Any) -> bool:
         watch: `idemguard.journal.watch`.
 
     """
-    if not _sessions:
-        return False
-    _sessions[-1].join(watch)
-    return True
+    here = _sessions or _early
+    if here:
+        here[-1].join(watch)
+    return bool(here)

@@ -8,10 +8,13 @@ from __future__ import annotations
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from pytest_idemguard.journals import outermost
 from pytest_idemguard.message import text
 from pytest_idemguard.runs import Book, as_plain
+from pytest_idemguard.settings import Rules, dollars
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from pytest_idemguard.judge import Finding
@@ -23,21 +26,57 @@ OUTCOMES = ("executed", "reused", "fallback", "declined", "failed", "refused", "
 
 def record(session: Session, attempt: Attempt) -> dict[str, Any]:
     """Of an attempt that is over."""
-    book, found = Book(attempt.events), attempt.found
-    root, tasks = session.config.rootpath, {run.task for run in book.runs.values()}
+    return plain_record(
+        attempt.nodeid, attempt.number, session.worker, attempt.rules, Book(attempt.events),
+        attempt.found, session.config.rootpath,
+    )  # fmt: skip
+
+
+def plain_record(  # noqa: PLR0917 - all that a record tells
+    nodeid: str,
+    attempt: int,
+    worker: str,
+    rules: Rules,
+    book: Book,
+    found: list[Finding],
+    root: Path,
+) -> dict[str, Any]:
+    """What is told of one test.
+
+    Args:
+        nodeid: of the test.
+        attempt: its number.
+        worker: the process of the test run.
+        rules: what is asked of it.
+        book: what happened in it.
+        found: what of that is not allowed.
+        root: paths below it are shown relative to it.
+
+    """
+    tasks = {run.task for run in book.runs.values()}
     return {
-        "nodeid": attempt.nodeid,
-        "attempt": attempt.number,
-        "worker": session.worker,
+        "nodeid": nodeid,
+        "attempt": attempt,
+        "worker": worker,
         **sums(book),
         "duplicates": [told(one, root) for one in found if one.kind == "duplicate"],
         "near_duplicates": [told(one, root) for one in found if one.kind == "near"],
         "budgets": [told(one, root) for one in found if one.kind == "budget"],
-        "max_runs": {task: attempt.rules.of(task).max_runs for task in tasks},
-        "count_failed": [task for task in tasks if attempt.rules.of(task).count_failed],
-        "mode": attempt.rules.mode,
+        "max_runs": {task: rules.of(task).max_runs for task in tasks},
+        "count_failed": [task for task in tasks if rules.of(task).count_failed],
+        "mode": rules.mode,
         "runs": [as_plain(run) for run in book.runs.values()],
     }
+
+
+def from_asked(said: dict[str, Any]) -> Rules:
+    """What was asked of a test, as its worker wrote it down."""
+    tasks = {task: _amounts(own) for task, own in said["tasks"].items()}
+    return Rules(**_amounts(said) | {"tasks": tasks})
+
+
+def _amounts(said: Mapping[str, Any]) -> dict[str, Any]:
+    return {**said, "max_cost": dollars(said["max_cost"])} if "max_cost" in said else dict(said)
 
 
 def sums(book: Book) -> dict[str, Any]:
@@ -98,8 +137,10 @@ def leftovers(session: Session) -> list[dict[str, Any]]:
             }  # fmt: skip
             found.append(event)
     for event in session.late:
-        owner = session.owner(event["ns"].partition("/")[0])
+        owner = session.owner(outermost(event["ns"]))
         if owner is not None:
             event["nodeid"], event["attempt"] = owner
+            if owner[1] != session.numbers[owner[0]]:
+                continue  # of an attempt that does not count
         found.append(event)
     return found

@@ -33,6 +33,16 @@ class Failure(pytest.fail.Exception):  # type: ignore[name-defined,misc]
         self.short = text.partition("\n")[0]
 
 
+# shown by plugins that format it by themselves, and a failure like any other
+Failure.__module__, Failure.__qualname__ = "builtins", "Failed"
+
+
+def _expects_failure(item: pytest.Item) -> bool:
+    """Whether it is a test of `unittest` that is marked so, or its class is."""
+    of = (getattr(item, "obj", None), getattr(item, "cls", None))
+    return any(getattr(one, "__unittest_expecting_failure__", False) for one in of)
+
+
 class Session(Spaces):
     """The hooks; with pytest-xdist each worker is a session, and the controller.
 
@@ -46,7 +56,7 @@ class Session(Spaces):
         given = getattr(config, "workerinput", None)
         worker = "main" if given is None else given["workerid"]
         shared = None if given is None else given.get("idemguard")
-        super().__init__(worker, shared, is_worker=given is not None)
+        super().__init__(worker, shared, is_worker=given is not None, outside=base.mode != "off")
         self.config, self.base = config, base
         self.numbers: dict[str, int] = {}  # of attempts, by test
         self.records: dict[str, dict[str, Any]] = {}  # by test; not in a worker
@@ -134,10 +144,14 @@ class Session(Spaces):
         """After the test itself; not called where it raised."""
         if (attempt := self.current) is None:
             return
-        found = self.findings(attempt)
-        if found and getattr(item, "_excinfo", None):  # unittest keeps a failure on the item
+        if not (found := self.findings(attempt)):
+            return
+        if failed := getattr(item, "_excinfo", None):  # unittest keeps a failure on the item
+            if _expects_failure(item) and any(one.mode == "error" for one in found):
+                failed.clear()  # an unexpected success: it has failed as it should
+                pytest.xfail(Failure(self._text(found)).short)
             self._beside(item, "call", found)
-        elif found:
+        else:
             self._deliver(item, found)
 
     @pytest.hookimpl(trylast=True)
@@ -147,10 +161,11 @@ class Session(Spaces):
             self._deliver(item, found)
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> None:
+    def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> pytest.TestReport | None:
         """A test that failed or was skipped anyway keeps its outcome."""
         if (attempt := self.current) is None:
-            return
+            return None
+        was_active = self._active
         own = call.excinfo is not None and not isinstance(call.excinfo.value, Failure)
         if own and (found := self.findings(attempt, call)):
             self._beside(item, call.when, found)
@@ -164,24 +179,30 @@ class Session(Spaces):
                     one for one in item.user_properties if not one[0].startswith("idemguard.")
                 ] + properties(made)
             self.current = None
+        if self._active and not was_active:  # too late for its hook to be called for this report
+            from pytest_idemguard.telling import finished
+
+            return finished(pytest.TestReport.from_item_and_call(item, call), item, call)
+        return None
 
     def _deliver(self, item: pytest.Item, found: list[Finding]) -> None:
-        from pytest_idemguard.message import text
-
         for one in found:
             if one.mode == "warn":
                 path, line, _ = item.location
                 file = str(item.config.rootpath / path)
-                said = DuplicateRunWarning(text([one], item.config.rootpath))
+                said = DuplicateRunWarning(self._text([one]))
                 warnings.warn_explicit(said, None, file, (line or 0) + 1)
         if failing := [one for one in found if one.mode == "error"]:
-            raise Failure(text(failing, item.config.rootpath))
+            raise Failure(self._text(failing))
 
-    def _beside(self, item: pytest.Item, when: str, found: list[Finding]) -> None:
+    def _text(self, found: list[Finding]) -> str:
         from pytest_idemguard.message import text
 
+        return text(found, self.config.rootpath)
+
+    def _beside(self, item: pytest.Item, when: str, found: list[Finding]) -> None:
         if told := [one for one in found if one.mode in ("error", "warn")]:
-            item.add_report_section(when, "idemguard", text(told, item.config.rootpath))
+            item.add_report_section(when, "idemguard", self._text(told))
 
     def _activate(self) -> None:
         """What only a session with guarded calls pays for."""
@@ -189,20 +210,14 @@ class Session(Spaces):
             from pytest_idemguard.telling import Active
 
             self._active = True
-            self.config.pluginmanager.register(Active(), "idemguard-active")
+            self.config.pluginmanager.register(Active(self), "idemguard-active")
 
     # --- all of it ---------------------------------------------------------------------------------
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """A test is over, here or in a worker."""
-        made = getattr(report, "idemguard", None)
-        outcome: str = report.outcome  # other plugins have more of them than pytest
-        if made is not None and not self.is_worker and outcome != "rerun":
-            self.records[report.nodeid] = made
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_configure_node(self, node: Any) -> None:
         """A worker is about to start."""
+        self._activate()
         node.workerinput["idemguard"] = {"folder": self.folder, "uid": self.uid}
         self.missing.add(node.gateway.id)
 
@@ -217,8 +232,9 @@ class Session(Spaces):
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """After the last fixtures were torn down, before the terminal's summary."""
-        self.current = None
         self.drain()
+        if (attempt := self.current) is not None:  # the run was left amid a test
+            self._broken_off(attempt)
         if self.missing:
             self.sweep()
         if self.is_worker:
@@ -236,6 +252,17 @@ class Session(Spaces):
         self.verdict.write()
         if self.verdict.fails and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _broken_off(self, attempt: Attempt) -> None:
+        self.current = None
+        if self.is_worker:
+            self.late += attempt.events
+        elif attempt.events:
+            from pytest_idemguard.judge import judged
+            from pytest_idemguard.record import record
+
+            judged(self, attempt, wide=True)
+            self.records[attempt.nodeid] = record(self, attempt) | {"incomplete": True}
 
     @property
     def json_path(self) -> str:

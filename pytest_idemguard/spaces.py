@@ -12,7 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pytest_idemguard.journals import Journals
+from pytest_idemguard.journals import Journals, outermost
+from pytest_idemguard.place import Place
 
 if TYPE_CHECKING:
     import pytest
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"  # as idemguard.journal has them
 JOURNAL = "IDEMGUARD_JOURNAL"
-ROOM = 128  # bytes of a namespace
+FOLDER = "idemguard-"  # before the name of a run's folder
 
 
 class Attempt:
@@ -77,6 +78,7 @@ class Spaces:
         worker: name of the process.
         shared: folder and id of the run, from the controller, or None.
         is_worker: whether there is a controller.
+        outside: whether what happens outside of tests is watched.
 
     Attributes:
         folder: of what the run's processes write.
@@ -93,17 +95,18 @@ class Spaces:
 
     pointing: ClassVar[bool] = False  # whether this process has a file that points to it
 
-    def __init__(self, worker: str, shared: dict[str, str] | None, *, is_worker: bool) -> None:
-        self.worker, self.is_worker = worker, is_worker
+    def __init__(
+        self, worker: str, shared: dict[str, str] | None, *, is_worker: bool, outside: bool = True
+    ) -> None:
+        self.worker, self.is_worker, self._outside = worker, is_worker, outside
         if shared is not None and Path(shared["folder"]).is_dir():
             self.folder, self._owned = shared["folder"], False
         else:  # of this run, or on another machine
-            self.folder, self._owned = tempfile.mkdtemp(prefix="idemguard-"), True
+            self.folder, self._owned = tempfile.mkdtemp(prefix=FOLDER), True
         self.uid: str = os.urandom(5).hex() if shared is None else shared["uid"]
         self.prefix = f"pytest-{self.uid}-"
         self._mine = f"{self.folder}/{worker}"
         Path(self._mine).mkdir()
-        self.journals = Journals(self._mine)
         self.current: Attempt | None = None
         self.names: list[tuple[str, int]] = []
         self.wide: dict[str, Wide] = {}
@@ -119,11 +122,17 @@ class Spaces:
     # --- namespaces --------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        os.environ[JOURNAL] = self._mine
+        self._tell_children(self._mine)
         watch = getattr(sys.modules.get("idemguard.journal"), "watch", None)
         if watch is not None:
             self.join(watch)
-        self.enter(f"{self.prefix}{self.worker}-outside")
+        self.enter(f"{self.prefix}{self.worker}-outside" if self._outside else None)
+
+    def _tell_children(self, folder: str) -> None:
+        """Name a folder to them that holds what they write, and the present namespace."""
+        os.environ[JOURNAL] = folder
+        self._place = Place(folder)
+        self.journals = Journals(folder, self._place)
 
     def forked(self) -> None:
         """In a forked child tests are run, as some plugins do: it is told here what happens in it."""
@@ -131,13 +140,16 @@ class Spaces:
         self.worker = (
             f"{self.worker}~{self._pid}"  # the parent goes on counting from the same number
         )
+        folder = f"{self._mine}/{self._pid}"  # its own children follow it, and not its parent
+        Path(folder).mkdir()
+        self._tell_children(folder)
         if self._watch is not None:
             self.join(self._watch)
 
     def join(self, watch: Any) -> None:
         """idemguard is in use; in a forked child, what it tells its copy of this reaches nobody."""
         if os.getpid() != self._pid:
-            watch.begin(None, self._mine, self.space)
+            watch.begin(None, self._mine, self.space, follow=True)
             return
         self._watch = watch
         # what a worker saw must outlive its crash
@@ -150,13 +162,12 @@ class Spaces:
             os.environ.pop(OVERRIDE, None)
         else:
             os.environ[OVERRIDE] = space  # for children
-        if self._pointer is not None:
-            os.pwrite(self._pointer[0], (space or "").ljust(ROOM).encode(), self._pointer[1])
+        self._place.tell(space)
         if self._watch is not None:
             self._watch.namespace = space
         return before
 
-    def _point(self) -> tuple[int, int] | None:
+    def _point(self) -> int | None:
         """A file by which children find this session whose environment was emptied."""
         if not hasattr(os, "geteuid"):
             return None
@@ -170,14 +181,14 @@ class Spaces:
             flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC
             file = os.open(path, flags, 0o600)
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # as long as this process lives
-            os.write(file, f"{self._mine}\n".encode())
+            os.write(file, self._mine.encode())
         except OSError:
             return None
         self._path, Spaces.pointing = path, True
-        return file, len(f"{self._mine}\n".encode())
+        return file
 
     def sweep(self) -> None:
-        """Remove the files by which children would have found processes of this run that crashed."""
+        """Remove what processes of this run that crashed have left, and runs that were killed."""
         if self._pointer is None:
             return
         from idemguard.journal import pointer
@@ -185,9 +196,12 @@ class Spaces:
         mine = f"{self.folder}/".encode()
         for path in Path("/tmp").glob(f"idemguard-{os.geteuid()}-*"):  # noqa: S108 - as above
             told = None if str(path) == self._path else pointer(str(path))
-            if told is not None and told[0].startswith(mine):
-                with suppress(OSError):
-                    path.unlink()
+            if told is None or (told[1] and not told[0].startswith(mine)):
+                continue  # a run that goes on
+            with suppress(OSError):
+                path.unlink()
+            if not told[1] and not told[0].startswith(mine):
+                _remove(Path(os.fsdecode(told[0])).parent)
 
     def close(self) -> None:
         """Watch no longer, and remove what was written."""
@@ -198,21 +212,22 @@ class Spaces:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        if self.seen and not self.is_worker:
+            self.sweep()
         if self._pointer is not None:
             Spaces.pointing = False
-            os.close(self._pointer[0])
+            os.close(self._pointer)
             with suppress(OSError):
                 Path(self._path).unlink()
+        self._place.close()
         if self._owned:
-            import shutil
-
-            shutil.rmtree(self.folder, ignore_errors=True)
+            _remove(Path(self.folder))
 
     # --- what happens ------------------------------------------------------------------------------
 
     def on_event(self, event: dict[str, Any]) -> None:
         """Something happened, here or in a child; called from any thread."""
-        space = event["ns"].partition("/")[0]
+        space = outermost(event["ns"])
         if not space.startswith(self.prefix):
             return  # a test that is not watched
         self.seen = True
@@ -231,11 +246,16 @@ class Spaces:
     def _name(self, attempt: Attempt, at: float) -> None:
         """Should this worker crash, the controller has to know whose namespaces these are."""
         line = {"kind": "test", "ns": attempt.spaces[0], "nodeid": attempt.nodeid,
-                "attempt": attempt.number, "at": at}  # fmt: skip
+                "attempt": attempt.number, "at": at, "rules": attempt.rules._asdict()}  # fmt: skip
         import json
 
         with suppress(OSError), Path(self._mine, f"{self._pid}-tests.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
+            file.write(json.dumps(line, default=str) + "\n")
+
+    def adopt(self, events: list[dict[str, Any]]) -> None:
+        """What happened in this process before there was a session."""
+        self.seen = self.seen or bool(events)
+        self.late += events
 
     def drain(self) -> None:
         """Read what children have written."""
@@ -289,3 +309,11 @@ class Spaces:
 
         name = nodeid.partition("::")[0].encode()
         return f"{self.prefix}m{hashlib.sha256(name).hexdigest()[:16]}"
+
+
+def _remove(folder: Path) -> None:
+    """Remove a run's folder; nothing else is."""
+    import shutil
+
+    if folder.name.startswith(FOLDER) and folder.parent == Path(tempfile.gettempdir()):
+        shutil.rmtree(folder, ignore_errors=True)

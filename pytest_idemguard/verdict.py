@@ -13,11 +13,11 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pytest_idemguard.journals import Journals
+from pytest_idemguard.journals import Journals, outermost
 from pytest_idemguard.judge import Finding, all_findings, too_often
 from pytest_idemguard.message import dollars
-from pytest_idemguard.record import leftovers, sums, told
-from pytest_idemguard.runs import Book, as_plain, counted, from_plain
+from pytest_idemguard.record import from_asked, leftovers, plain_record, told
+from pytest_idemguard.runs import Book, counted, from_plain
 from pytest_idemguard.settings import dollars as amount
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class Verdict:
             self.incomplete.append("the run was interrupted")
         self._book = Book()
         self._facts: dict[str, dict[str, Any]] = {}  # of namespaces that are no test's
-        self._owners: dict[str, str] = {}  # test by namespace
         for record in self.tests:
             self._take(record)
         events = [*leftovers(session), *session.left]
@@ -77,14 +76,14 @@ class Verdict:
             run = from_plain(plain)
             run.test = record["nodeid"]
             self._book.runs.setdefault(run.id, run)
-            self._owners[_space(run.ns)] = record["nodeid"]
 
     def _crashed(self, worker: str) -> list[dict[str, Any]]:
         """What a worker that crashed had written down; tests that it had not told get a record."""
-        events = Journals(f"{self._of.folder}/{worker}", own=True).news()
+        events = Journals(f"{self._of.folder}/{worker}", None).news()
         names = sorted((one for one in events if one["kind"] == "test"), key=lambda one: one["at"])
         events = [one for one in events if one["kind"] != "test"]
         by_test: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        asked = {one["nodeid"]: from_asked(one["rules"]) for one in names}
         rest = []
         for event in events:
             if (nodeid := _test_of(event, names)) is None:
@@ -92,16 +91,11 @@ class Verdict:
             elif nodeid not in self._of.records:
                 by_test[nodeid].append(event)
         for nodeid, own in by_test.items():
-            book = Book(own)
-            found = all_findings(book, self._of.base, None)
-            record = {
-                "nodeid": nodeid, "attempt": 1, "worker": worker, "incomplete": True, **sums(book),
-                **{kind: [] for kind in KINDS}, "max_runs": {}, "count_failed": [],
-                "mode": self._of.base.mode, "runs": [as_plain(run) for run in book.runs.values()],
-            }  # fmt: skip
-            for one in found:
-                kind = {"duplicate": 0, "near": 1, "budget": 2}[one.kind]
-                record[KINDS[kind]].append(told(one, self._root))
+            book, rules = Book(own), asked[nodeid]
+            found = all_findings(book, rules, None)
+            number = max(one["attempt"] for one in names if one["nodeid"] == nodeid)
+            record = plain_record(nodeid, number, worker, rules, book, found, self._root)
+            record["incomplete"] = True
             self.tests.append(record)
             self._take(record)
         return rest
@@ -112,8 +106,6 @@ class Verdict:
             nodeid = event.get("nodeid")
             if nodeid is not None and event["attempt"] != last.get(nodeid, event["attempt"]):
                 continue  # of an attempt that does not count
-            if nodeid is not None:
-                self._owners[_space(event["ns"])] = nodeid
             if "fixture" in event:
                 self._facts[event["ns"]] = event
             self._book.add({**event, "test": event.get("test") or nodeid})
@@ -194,11 +186,14 @@ class Verdict:
         found["cost"] = str(self._total_cost())
         saved = sum((Decimal(one["saved"]) for one in self.tests), Decimal(0))
         found["saved"] = str(saved + sum(self._book.saved.values(), Decimal(0)))
-        found["duplicates"] = sum(
-            one["runs"] - one["allowed"]
-            for one in (*self._all("duplicates"), *self.session)
-            if "runs" in one
-        )
+        wider = [one for one in self.session if "runs" in one]
+        covered = {run["id"] for one in wider for run in one["executions"]}
+        own = [  # where both are told of one task, the wider finding counts all its runs
+            one
+            for one in self._all("duplicates")
+            if not covered.issuperset(run["id"] for run in one["executions"])
+        ]
+        found["duplicates"] = sum(one["runs"] - one["allowed"] for one in (*own, *wider))
         found["near_duplicates"] = len(self._all("near_duplicates"))
         return found
 
@@ -317,13 +312,9 @@ def _is_told(record: dict[str, Any], key: Key) -> bool:
     )
 
 
-def _space(namespace: str) -> str:
-    return namespace.partition("/")[0]
-
-
 def _test_of(event: dict[str, Any], names: list[dict[str, Any]]) -> str | None:
     """The test that something happened in: the last one in this namespace that had begun."""
-    space, found = _space(event["ns"]).partition(".")[0], None
+    space, found = outermost(event["ns"]).partition(".")[0], None
     for name in names:
         if name["ns"] == space and name["at"] <= event["at"]:
             found = name["nodeid"]

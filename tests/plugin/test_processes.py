@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# this suite's own session watches its children as well
+UNWATCHED = {"IDEMGUARD_JOURNAL": "", "IDEMGUARD_NAMESPACE_OVERRIDE": ""}
+
 
 def test_children_however_they_are_started(project):
     result = project.run(
@@ -90,7 +93,123 @@ def test_it(idemguard_ledger):
     result.came_to(passed=1)
 
 
-def test_a_worker_started_before_needs_the_namespace_in_its_message(project):
+POOLS = """
+import multiprocessing, os, subprocess, sys
+from concurrent.futures import ProcessPoolExecutor
+import pytest
+from tasks import good, naive
+CHILD = "from tasks import good; good('x')"
+@pytest.fixture(scope="session", params=["fork", "spawn", "forkserver"])
+def pool(request):
+    with ProcessPoolExecutor(1, multiprocessing.get_context(request.param)) as pool:
+        pool.submit(good, "x").result()  # its worker is started, and has called
+        yield pool
+kept = {}
+@pytest.mark.parametrize("number", range(2))
+def test_pool(pool, number, idemguard_ledger):
+    for _ in range(2): pool.submit(good, "x").result()
+    idemguard_ledger.assert_ran_once("summarise"); assert idemguard_ledger.reused() == 1
+def test_pool_dup(pool):
+    for _ in range(2): pool.submit(naive, "x").result()
+def test_pool_fresh(pool, idemguard_ledger):
+    pool.submit(good, "x").result(); idemguard_ledger.fresh(); pool.submit(good, "x").result()
+    idemguard_ledger.assert_ran_once("summarise")
+@pytest.mark.idemguard(mode="off")
+def test_pool_off(pool):
+    for _ in range(2): pool.submit(naive, "x").result()
+@pytest.mark.parametrize("number", range(2))
+def test_an_older_environment(number, idemguard_ledger):
+    kept.update(kept or os.environ)
+    for _ in range(2): subprocess.run([sys.executable, "-c", CHILD], env=kept, check=True)
+    idemguard_ledger.assert_ran_once("summarise")
+@pytest.mark.parametrize("number", range(2))
+def test_an_older_server_of_forks(number, idemguard_ledger):
+    context = multiprocessing.get_context("forkserver")
+    for _ in range(2):
+        child = context.Process(target=good, args=("x",)); child.start(); child.join()
+    idemguard_ledger.assert_ran_once("summarise")
+def test_a_namespace_of_ones_own():
+    own = {**os.environ, "IDEMGUARD_NAMESPACE_OVERRIDE": "mine"}
+    code = "from idemguard import context; assert context.placed('a') == 'mine/a'"
+    subprocess.run([sys.executable, "-c", code], env=own, check=True)
+"""
+
+
+def test_children_that_are_older_than_the_test(project):
+    result = project.run(POOLS, "--idemguard-json=report.json", plugins=["xdist"])
+    result.came_to(passed=17, failed=3)
+    for method in ("fork", "spawn", "forkserver"):
+        assert f"FAILED test_it.py::test_pool_dup[{method}]" in result.out
+    assert result.report["session"] == []
+    again = project.run(None, "-n2", "--idemguard-json=report.json", plugins=["xdist"])
+    again.came_to(passed=17, failed=3)
+
+
+def test_a_namespace_in_a_test_lies_in_the_tests_own(project):
+    result = project.run(
+        """
+from idemguard.context import namespace_override, use_namespace
+from tasks import good, naive
+def test_it(idemguard_ledger):
+    with use_namespace("tenant/1"):
+        good("x"); there = namespace_override()
+    with use_namespace("other"): good("x")
+    with use_namespace(there): good("x")
+    good("x")
+    assert idemguard_ledger.runs() == 3 and idemguard_ledger.reused() == 1
+def test_again(idemguard_ledger):
+    with use_namespace("tenant/1"): good("x")
+    idemguard_ledger.assert_ran_once()
+def test_dup():
+    with use_namespace("tenant/1"): naive("x"); naive("x")
+"""
+    )
+    result.came_to(passed=2, failed=1)
+
+
+CONFTEST = "from tasks import good, naive; good('x'); good('x')"
+
+
+@pytest.mark.parametrize("args", [["-n0"], ["-n1"]])
+def test_what_the_first_conftest_calls_has_a_namespace_of_its_own(project, args):
+    args = [*args, "-v", "--idemguard-json=report.json"]
+    project.write("conftest.py", CONFTEST)
+    for _ in range(2):  # nothing of the first run is reused in the second
+        result = project.run("def test_it(): pass\n", *args, plugins=["xdist"])
+        result.came_to(passed=1)
+        assert result.ret == 0
+        processes = 2 if "-n1" in args else 1
+        totals = result.report["totals"]
+        assert (totals["executed"], totals["reused"]) == (processes, processes)
+    project.write("conftest.py", "from tasks import naive; naive('x'); naive('x')")
+    result = project.run(None, *args, plugins=["xdist"])
+    assert result.ret == 1
+    result.has("idemguard: summarise * ran 2 times outside of tests, 1 allowed")
+    off = project.run(None, *args, "--idemguard-mode=off", plugins=["xdist"])
+    assert off.ret == 0
+    assert off.report["totals"]["executed"] == 0
+
+
+def test_a_run_that_only_collects_leaves_nothing_of_its_conftest(project):
+    project.write("conftest.py", CONFTEST)
+    project.write("test_it.py", "def test_it(): pass\n")
+    project.write(
+        "go.py",
+        """
+import pytest
+from idemguard import context
+assert pytest.main(["-p", "pytest_idemguard.plugin", "--collect-only", "-q"]) == 0
+assert context.placed("a") == "a"
+""",
+    )
+    done = subprocess.run(
+        [sys.executable, "go.py"],
+        cwd=project.folder, env=project.environment | UNWATCHED, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_worker_on_another_machine_needs_the_namespace_in_its_message(project):
     result = project.run(
         """
 import multiprocessing
@@ -103,6 +222,8 @@ def serve(pipe):
         with use_namespace(namespace): pipe.send(good(doc))
 @pytest.fixture(scope="session")
 def worker():
+    import os
+    os.environ["IDEMGUARD_NAMESPACE_OVERRIDE"] = "elsewhere"  # it does not follow the tests
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=serve, args=(there,)); process.start()
@@ -138,7 +259,7 @@ def test_starts():
 IN_THE_NEXT = """
 def test_other(idemguard_ledger):
     pathlib.Path("go").touch(); children[0].wait()
-    idemguard_ledger.assert_not_run()
+    idemguard_ledger.assert_ran_once()  # as a thread's that runs on: the test's that is under way
 """
 AT_THE_END = """
 import pathlib, pytest, sys
@@ -153,10 +274,11 @@ def test_a_child_that_runs_on_after_its_test_was_over(project, when):
     project.write("conftest.py", AT_THE_END if when == "at the end" else "")
     result = project.run(RUNS_ON + (IN_THE_NEXT if when == "in the next" else ""))
     result.came_to(passed=1 if when == "at the end" else 2)
-    assert result.ret == 1
-    result.has(
-        "idemguard: summarise * ran 2 times in test_it.py::test_starts and after its end, 1*"
-    )
+    assert result.ret == (1 if when == "at the end" else 0)
+    if when == "at the end":
+        result.has(
+            "idemguard: summarise * ran 2 times in test_it.py::test_starts and after its end, 1*"
+        )
 
 
 FORKS = """
@@ -273,6 +395,7 @@ def test_scope_session_a_duplicate_anywhere_fails_the_session(project, args):
     assert "idemguard" not in only.out.partition("collected")[2]
     (finding,) = result.report["session"]
     assert finding["runs"] == 4
+    assert result.report["totals"]["duplicates"] == 3 + 1
     assert len({run["test"] for run in finding["executions"]}) == 4
 
 
@@ -321,6 +444,35 @@ def test_b(): naive("b")
     assert not [one for one in left if str(project.folder) in one.read_text()]
 
 
+def test_a_crashed_workers_tests_are_held_to_their_markers(project):
+    result = project.run(
+        """
+import os
+import pytest
+from tasks import naive
+pytestmark = pytest.mark.idemguard(max_cost="0.5", task="summarise")
+@pytest.mark.idemguard(max_runs=2, max_cost=1)
+def test_allowed():
+    naive("x"); naive("x"); os._exit(3)
+@pytest.mark.idemguard(task="summarise", max_runs=2)
+def test_dup():
+    naive("y"); naive("y"); naive("y"); os._exit(3)
+@pytest.mark.idemguard(mode="warn")
+def test_warned():
+    naive("y"); naive("y"); os._exit(3)
+""",
+        "-n1", "--idemguard-json=report.json", plugins=["xdist"],
+    )  # fmt: skip
+    assert result.ret == 1
+    tests = {one["nodeid"].partition("::")[2]: one for one in result.report["tests"]}
+    assert {name: [one["allowed"] for one in test["duplicates"]] for name, test in tests.items()} == {
+        "test_allowed": [], "test_dup": [2], "test_warned": [1],
+    }  # fmt: skip
+    assert [one["mode"] for one in tests["test_warned"]["duplicates"]] == ["warn"]
+    assert all(one["incomplete"] for one in tests.values())
+    assert result.report["session"] == []
+
+
 def test_a_crash_in_a_project_without_tasks_is_not_told_of(project):
     result = project.run("import os\ndef test_a(): os._exit(3)\n", "-n1", plugins=["xdist"])
     assert result.ret == 1
@@ -353,6 +505,23 @@ def test_b():
     report = json.loads((project.folder / "report.json").read_text())
     assert report["incomplete"] == ["the run was interrupted"]
     assert len(report["tests"][0]["duplicates"]) == 1
+
+
+@pytest.mark.parametrize("args", [[], ["-n1"]])
+def test_what_ran_when_the_run_was_left_is_told(project, args):
+    result = project.run(
+        """
+from tasks import naive
+def test_a(): naive("x")
+def test_b(): naive("y"); naive("y"); raise KeyboardInterrupt
+""",
+        *args, "--idemguard-json=report.json", plugins=["xdist"],
+    )  # fmt: skip
+    assert result.ret == 2
+    assert result.report["totals"]["executed"] == 3
+    assert result.report["totals"]["duplicates"] == 1
+    assert "idemguard: summarise" in result.out
+    assert "the run was interrupted" in result.report["incomplete"]
 
 
 def test_a_journal_that_cannot_be_written_changes_no_namespace(project):

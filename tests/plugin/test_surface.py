@@ -266,10 +266,10 @@ def test_fresh_does_not_hide(idemguard_ledger):
     )
     result.came_to(passed=1, failed=4)
     result.has(
-        "*idemguard: task 'summarise' ran 2 times, expected 1 (0 reused, 0 failed)",
+        "*idemguard: task 'summarise' ran 2 times, expected once (0 reused, 0 failed)",
         "*called from test_it.py:* in test_once",
-        "*idemguard: task 'summarise' ran 1 times, expected 0*",
-        "*idemguard: task 'sumarise' ran 0 times, expected 1*",
+        "*idemguard: task 'summarise' ran once, expected 0 times*",
+        "*idemguard: task 'sumarise' ran 0 times, expected once*",
         "*tasks that ran: summarise",
         "*FAILED test_it.py::test_fresh_does_not_hide*ran 2 times*",
     )

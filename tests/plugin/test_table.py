@@ -479,6 +479,85 @@ def test_a_rerun_is_a_new_attempt(project, plugins, mark, args):
         assert len(names) == len(set(names)) == 5
 
 
+@pytest.mark.parametrize(
+    ("plugins", "args"),
+    [
+        (["rerunfailures"], ["--reruns=2"]),
+        (["rerunfailures", "xdist"], ["--reruns=2", "-n1"]),
+        (["pytest-retry"], ["--retries=2"]),
+    ],
+)
+def test_a_last_attempt_without_a_call_is_all_that_counts(project, plugins, args):
+    result = project.run(
+        """
+import atexit
+import pytest
+from tasks import good, naive
+tries = []
+def test_it():
+    tries.append(1)
+    if len(tries) < 3:
+        naive("x"); naive("x"); good("x")
+@pytest.fixture
+def late():
+    yield
+    if len(tries) < 5: good("late")
+def test_other(late):
+    tries.append(1)
+    assert len(tries) > 4
+""",
+        *args, "--idemguard-json=report.json", "-v", plugins=plugins,
+    )  # fmt: skip
+    assert result.ret == 0, result
+    assert result.outcomes["passed"] == 2
+    assert result.report["tests"] == result.report["session"] == []
+    assert result.report["totals"]["executed"] == 0
+    assert "session.Failure" not in result.out
+
+
+def test_a_first_call_in_a_teardown_that_fails_is_counted(project):
+    result = project.run(
+        """
+import pytest
+@pytest.fixture
+def broken():
+    yield
+    from tasks import naive
+    naive("x"); naive("x")
+    raise LookupError("broken")
+def test_it(broken): pass
+""",
+        "--idemguard-json=report.json",
+    )
+    result.came_to(passed=1, error=1)
+    (told,) = result.report["tests"]
+    assert [one["runs"] for one in told["duplicates"]] == [2]
+    result.has("*LookupError: broken", "*idemguard: summarise * ran 2 times in this test*")
+
+
+def test_an_expected_failure_of_unittest_covers_it(project):
+    result = project.run(
+        """
+import unittest
+from tasks import good, naive
+class One(unittest.TestCase):
+    @unittest.expectedFailure
+    def test_covered(self): naive("x"); naive("x")
+    @unittest.expectedFailure
+    def test_own(self): naive("x"); naive("x"); self.fail("as expected")
+    @unittest.expectedFailure
+    def test_unexpected(self): good("x"); good("x")
+@unittest.expectedFailure
+class Two(unittest.TestCase):
+    def test_covered(self): naive("x"); naive("x")
+""",
+        "-rA",
+    )
+    result.came_to(xfailed=3, failed=1)
+    assert "FAILED test_it.py::One::test_unexpected" in result.out
+    result.has("XFAIL test_it.py::One::test_covered - *idemguard: summarise * ran 2 times*")
+
+
 def test_repeat_and_random_order(project):
     result = project.run(
         DUP.replace('naive("x"); naive("x")', 'naive("x")') + WIDE.partition('@pytest.fixture(scope="session")')[0],
