@@ -1306,8 +1306,12 @@ def _other_speech(where: str, words: str) -> str:
     if re.match(r"(?:rediss|valkeys)\b", where):
         silent = "Timeout connecting" in words or "timed out" in words
         return "; if it speaks no TLS, its URL begins with redis://" * silent
-    plain = re.match(r"(?:redis|valkey)\b", where) and "closed by server" in words
+    plain = re.match(r"(?:redis|valkey)\b", where) and _HUNG_UP.search(words)
     return "; if it speaks TLS, its URL begins with rediss://" if plain else ""
+
+
+# which of them it is depends on whether the second word was sent before the first was answered
+_HUNG_UP = re.compile(r"closed by server|Broken pipe|reset by peer|Connection lost")
 
 
 def _names(error: BaseException) -> set[str]:
