@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from idemguard.findings import HandedBack
+    from idemguard.record import Execution
     from idemguard.windows import Counts
 
 ROW = 3  # complete windows in each of which a limit must be passed
@@ -29,6 +30,8 @@ MOST = 10**9
 
 KINDS = ("duplication", "fallback", "tokens", "drops", "loops", "unguarded", "usage")
 COUNTED = ("drops", "loops")  # in tasks, the others in shares and multiples
+SILENT = "silent"  # executions that were handed back and told no usage
+BESIDE = (*COUNTED, "usage")  # kinds that need what is counted beside the windows
 
 
 # --- limits ----------------------------------------------------------------------------------------
@@ -168,13 +171,19 @@ def _told(counts: Counts) -> int:
     return executions(counts) - counts["unknown_usage"]
 
 
-def _ended(counts: Counts) -> int:
+def _finished(counts: Counts) -> int:
     return sum(counts[f"run_{number}"] for number in range(len(RUN_TIMES) + 1))
 
 
+def _ended(counts: Counts) -> int:
+    """Executions that ended, but for those that were handed back with nothing to tell."""
+    return max(0, _finished(counts) - counts[SILENT])
+
+
 def _silent(counts: Counts) -> int:
-    """Executions that ended and told no usage; one that is still open may yet."""
-    return max(0, counts["unknown_usage"] - (executions(counts) - _ended(counts)))
+    """Those of them that told no usage; one that is still open may yet."""
+    still = executions(counts) - _finished(counts)
+    return max(0, counts["unknown_usage"] - still - counts[SILENT])
 
 
 Measure: TypeAlias = "Callable[[Counts], int]"
@@ -208,13 +217,13 @@ def needed(limits: Limits, now: int) -> tuple[int, int]:
     return max(0, first - WEEK if "tokens" in limits.on else first), first + ROW * SPAN
 
 
-def handed_back(kind: str, start: int, found: Iterable[HandedBack]) -> list[Window]:
-    """Drops or loops as they are counted beside a window, which does not know of them.
+def handed_back(kind: str, start: int, found: Iterable[HandedBack | Execution]) -> list[Window]:
+    """What was handed back, as it is counted beside a window, which does not know of it.
 
     Args:
-        kind: `drops` or `loops`.
-        start: of the window in which they were handed back; ms.
-        found: the tasks.
+        kind: `drops` or `loops`, of tasks; `SILENT`, of executions.
+        start: of the window in which they were handed back, or started; ms.
+        found: the tasks, or the executions.
 
     """
     tasks = Counter(one.task_type for one in found)
@@ -282,8 +291,8 @@ def alerting(windows: Iterable[Window], limits: Limits, now: int) -> list[Alert]
     """What alerts at a moment.
 
     Args:
-        windows: in any order, of any time; those of `needed` count. Drops and loops are counted
-            beside them, by `handed_back`.
+        windows: in any order, of any time; those of `needed` count. What was handed back is
+            counted beside them, by `handed_back`.
         limits: which kinds, and when.
         now: ms by the clock that the windows are of.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter, deque
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -328,27 +327,6 @@ class ExecutionLedger:
             )
         return list(found)
 
-    def details(
-        self,
-        since: timedelta | None = None,
-        *,
-        span: Span | None = None,
-        task_type: str | None = None,
-        agent: str | None = None,
-        windows: Iterable[Window] | None = None,
-    ) -> Details:
-        """All that the newest executions tell beside sums, in one pass; arguments as `newest`."""
-        lines = self.newest(since, span=span, task_type=task_type, agent=agent, windows=windows)
-        back = self._handed_back(lines)
-        return Details(
-            len(lines),
-            by_worker(lines),
-            findings.drops(executions for executions, settled in back if not settled),
-            findings.loops(executions for executions, _ in back),
-            findings.missed(lines),
-            findings.growth(lines),
-        )
-
     def worker_summaries(
         self, since: timedelta | None = None, *, span: Span | None = None
     ) -> list[dict[str, Any]]:
@@ -359,26 +337,28 @@ class ExecutionLedger:
         self, since: timedelta | None = None, *, span: Span | None = None
     ) -> list[findings.Drop]:
         """Tasks that workers only ever declined, by the newest executions of this time."""
-        back = self._handed_back(self.newest(since, span=span))
-        return findings.drops(executions for executions, settled in back if not settled)
+        return self.handed_back(self.newest(since, span=span))[0]
 
     def loops(
         self, since: timedelta | None = None, *, span: Span | None = None
     ) -> list[findings.Loop]:
         """Tasks handed back more than twice, or twice by one worker; as for `drops`."""
-        back = self._handed_back(self.newest(since, span=span))
-        return findings.loops(executions for executions, _ in back)
+        return self.handed_back(self.newest(since, span=span))[1]
 
-    def _handed_back(self, lines: list[Execution]) -> list[tuple[list[Execution], bool]]:
-        """Of each task that was declined among these all executions; whether it has a result."""
+    def handed_back(
+        self, lines: Iterable[Execution]
+    ) -> tuple[list[findings.Drop], list[findings.Loop]]:
+        """Drops and loops among the tasks that were declined in these lines."""
         declined = (line.claim.address for line in lines if line.status is Status.DECLINED)
-        found = []
+        tasks: list[list[Execution]] = []
+        unsettled: list[list[Execution]] = []
         for address in dict.fromkeys(declined):
             record, now = self._store.look(address)
-            # by hand, say; a resolution leaves its cause behind when its result is over
-            settled = record.result is not None or record.cause is Cause.EXPIRED
-            found.append(([_as_told(line, now) for line in record.lines], settled))
-        return found
+            tasks.append([_as_told(line, now) for line in record.lines])
+            # settled by hand, say; a resolution leaves its cause behind when its result is over
+            if record.result is None and record.cause is not Cause.EXPIRED:
+                unsettled.append(tasks[-1])
+        return findings.drops(unsettled), findings.loops(tasks)
 
     def missed(
         self,
@@ -500,28 +480,6 @@ class ExecutionLedger:
     def now(self) -> int:
         """The store's clock, ms since 1970."""
         return self._store.look(Address(self._namespace, ""))[1]
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """What lines tell beside sums.
-
-    Attributes:
-        looked_at: executions that were looked at, the newest.
-        workers: as `by_worker` gives them.
-        drops: tasks that workers only ever declined.
-        loops: tasks that were handed back again and again.
-        missed: executions that repeat others but for a field or two.
-        growth: task types whose input grows as carried history does.
-
-    """
-
-    looked_at: int
-    workers: list[dict[str, Any]]
-    drops: list[findings.Drop]
-    loops: list[findings.Loop]
-    missed: list[findings.Missed]
-    growth: list[findings.Growth]
 
 
 def by_worker(lines: Iterable[Execution]) -> list[dict[str, Any]]:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from idemguard.alerts import (
     DEFAULTS,
     KINDS,
+    SILENT,
     VOLUME,
-    WEEK,
     Limits,
     alerting,
     changed,
@@ -187,14 +187,14 @@ BEFORE = ran(A - DAY, 20, input=20_000, span=HOUR)  # 1,000 each
         ),
         pytest.param([(10, 90_000)] * 3, [ran(A - DAY, 100)], False, id="a baseline of nothing"),
         pytest.param(
-            [(10, 90_000)] * 3, [ran(A - WEEK, 20, input=20_000)], True, id="7 days before"
+            [(10, 90_000)] * 3, [ran(A - 7 * DAY, 20, input=20_000)], True, id="7 days before"
         ),
         pytest.param(
             [(10, 90_000)] * 3, [ran(NOW - HOUR, 20, input=20_000, span=HOUR)], False,
             id="an hour that has not ended before",
         ),
         pytest.param(
-            [(10, 90_000)] * 3, [ran(A - WEEK - SPAN, 20, input=20_000)], False,
+            [(10, 90_000)] * 3, [ran(A - 7 * DAY - SPAN, 20, input=20_000)], False,
             id="more than 7 days before",
         ),
         pytest.param([(10, 90_000), (0, 0), (10, 90_000)], [BEFORE], False, id="none in one"),
@@ -231,6 +231,10 @@ ENDED = f"run_{len(RUN_TIMES)}"
         ({"cause_first": 100, ENDED: 90, "unknown_usage": 10}, False),  # may tell yet
         ({"cause_first": 100, ENDED: 0, "unknown_usage": 100}, False),
         ({"cause_first": 6, ENDED: 6, "unknown_usage": 6}, False),
+        ({"cause_first": 100, ENDED: 100, "unknown_usage": 9, SILENT: 5}, False),  # 4 of 95
+        ({"cause_first": 100, ENDED: 100, "unknown_usage": 10, SILENT: 5}, True),  # 5 of 95
+        ({"cause_first": 10, ENDED: 10, "unknown_usage": 10, SILENT: 4}, False),  # 18 in all
+        ({"cause_first": 10, ENDED: 10, "unknown_usage": 5, SILENT: 99}, False),  # damaged
     ],
 )
 def test_usage_is_missing_where_an_execution_ended_without(counts, alerts):

@@ -18,7 +18,7 @@ import yaml
 from click.testing import CliRunner
 from workers import story
 
-from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, worker
+from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, record_usage, worker
 from idemguard.alerts import KINDS, Alert, Limits, changed
 from idemguard.cli import command
 from idemguard.report import alarms, gather, plain, tables
@@ -33,6 +33,7 @@ PAGE = (ROOT / "docs" / "cli.md").read_text()
 DAY = 86_400_000
 ODD = "summarise doc's"
 ALL = ",".join(KINDS)
+UTC = r"\d{4}-\d\d-\d\dT\d\d:\d\dZ"
 
 
 def episode(store_of, namespace="default"):
@@ -50,7 +51,8 @@ def episode(store_of, namespace="default"):
     observed, guarded = Guard(mode="observe", **given), Guard(**given)
     for number in range(30):
         guarded.run_task("extract", {"n": -number}, story.spends(100, 1))
-    # where a window ends meanwhile, these are the last three that are complete just as well
+    # where a window ends meanwhile, these are the last three that are complete just as well,
+    # but for the baseline, which then has the first
     for number, window in enumerate(range(under_way - 3 * SPAN, under_way + 1, SPAN)):
         now[0] = window
         for doc in range(7):
@@ -121,7 +123,8 @@ def test_duplication_alone_is_on_at_first(check, bad):
     assert re.fullmatch(
         r"duplication: 66.67% of 63 executions of summarise doc's are duplicates "
         r"\(limit 3%, \d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d\), also slow: "
-        r"idemguard --store sqlite:////\S+ explain --since 1h -- 'summarise doc'\"'\"'s'",
+        rf"idemguard --store sqlite:////\S+ explain --since {UTC} --until {UTC} -- "
+        r"'summarise doc'\"'\"'s'",
         line,
     )
 
@@ -137,47 +140,132 @@ def everywhere(request):
 
 
 def test_the_rest_is_added_by_name_and_each_is_a_line(check, everywhere):
-    code, lines = check("--fail-on", ALL, "--limit", "tokens=1.9", IDEMGUARD_STORE=everywhere)
+    code, lines = check("--fail-on", ALL, "--limit", "tokens=1.6", IDEMGUARD_STORE=everywhere)
     assert code == 1
     lines = [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d", "WHEN", line) for line in lines]
+    lines = [re.sub(UTC, "UTC", line) for line in lines]
+    lines[2] = re.sub(
+        r"(200|168.18)% of (.*\(21\)), (100|119) in", r"SHARE of \2, BASE in", lines[2]
+    )
     assert lines == [
         (
             "duplication: 66.67% of 63 executions of summarise doc's are duplicates (limit 3%, WHEN), "
-            "also slow: idemguard explain --since 1h -- 'summarise doc'\"'\"'s'"
+            "also slow: idemguard explain --since UTC --until UTC -- 'summarise doc'\"'\"'s'"
         ),
         (
             "fallback: 100% of 21 calls of slow that found a claim ran beside its leader "
-            "(limit 5%, WHEN): idemguard report --since 1h --task-type=slow"
+            "(limit 5%, WHEN): idemguard report --since UTC --until UTC --task-type=slow"
         ),
         (
-            "tokens: 200% of the baseline of extract: 200 input tokens per execution (21), 100 in "
-            "the 7 days before (limit 190%, WHEN): idemguard compare --a 7d..1h --b 1h.. "
+            "tokens: SHARE of the baseline of extract: 200 input tokens per execution (21), BASE in "
+            "the 7 days before (limit 160%, WHEN): idemguard compare --a UTC..UTC --b UTC..UTC "
             "--task-type=extract"
         ),
         (
             "drops: at least 1 task handed back by everybody in each five minutes, most in "
-            "review (limit 0, WHEN): idemguard report --since 1h --task-type=review"
+            "review (limit 0, WHEN): idemguard report --since UTC --until UTC --task-type=review"
         ),
         (
             "loops: at least 1 task handed back again and again in each five minutes, most in "
-            "review (limit 0, WHEN): idemguard report --since 1h --task-type=review"
+            "review (limit 0, WHEN): idemguard report --since UTC --until UTC --task-type=review"
         ),
         (
             "usage: 100% of 63 executions of summarise doc's ended and told no usage (limit 5%, WHEN), "
-            "also slow: idemguard report --since 1h --task-type='summarise doc'\"'\"'s'"
+            "also slow: idemguard report --since UTC --until UTC --task-type='summarise doc'\"'\"'s'"
         ),
     ]
 
 
-def test_each_command_that_is_named_works(run, bad):
-    commands = [
-        one["command"] for one in told(run, "--fail-on", ALL, IDEMGUARD_STORE=bad)["alerts"]
-    ]
-    assert len(commands) == 6
-    for line in commands:
-        program, *args = shlex.split(line)
-        assert program == "idemguard"
-        assert run(*args, IDEMGUARD_STORE=bad).exit_code == 0, line
+def typed(run, line, *more, **environment):
+    """What a command prints that an alert names."""
+    program, *args = shlex.split(line)
+    assert program == "idemguard"
+    at = args.index("--") if "--" in args else len(args)
+    done = run(*args[:at], *more, *args[at:], **environment)
+    assert (done.exit_code, done.stderr) == (0, ""), line
+    return json.loads(done.stdout)
+
+
+def test_each_command_that_is_named_shows_what_alerted(run, bad):
+    found = told(run, "--fail-on", ALL, IDEMGUARD_STORE=bad)
+    commands = {one["kind"]: one["command"] for one in found["alerts"]}
+    assert list(commands) == ["duplication", "fallback", "tokens", "drops", "loops", "usage"]
+    shown = {
+        kind: typed(run, line, "--format", "json", IDEMGUARD_STORE=bad)
+        for kind, line in commands.items()
+    }
+    # of the three windows: neither what is under way nor what was before
+    assert shown["duplication"]["executions"] == 63
+    assert sum(shown["duplication"]["duplicates_by"].values()) == 42
+    assert shown["fallback"]["totals"]["fallback"] == 21
+    change = shown["tokens"]["total"]
+    assert change["executions"]["before"] in (30, 37)  # where a window has ended meanwhile
+    assert (change["executions"]["after"], change["tokens"]["after"]) == (21, 21 * 201)
+    assert len(shown["drops"]["drops"]) == len(shown["loops"]["loops"]) == 3
+    usage = shown["usage"]["totals"]
+    assert (usage["executions"], usage["without_usage"]) == (63, 63)
+    for kind in ("fallback", "drops", "loops", "usage"):
+        assert (shown[kind]["since"], shown[kind]["until"]) == (found["since"], found["until"])
+
+
+def test_a_command_of_a_time_that_is_over_is_of_that_time(run, tmp_path, project):
+    path = tmp_path / "ledger.db"
+    end = time.time_ns() // 1_000_000 // SPAN * SPAN - 20 * SPAN  # and quiet since
+    now = [0]
+    store = SqliteStore(path, clock=lambda: now[0])
+    guard = Guard(store=store, mode="observe")
+    for at in (end - 3 * SPAN, end - 2 * SPAN, end - SPAN):
+        now[0] = at
+        for _ in range(10):
+            guard.run_task("t", at, story.spends(1, 1))
+    guard.close()
+    store.close()
+    url = f"sqlite:///{path}"
+    assert told(run, "--store", url)["alerts"] == []
+    (alert,) = report(run, url, "--until", f"{plain.iso(end)}")["alerts"]
+    assert (alert["since"], alert["until"]) == (plain.iso(end - 3 * SPAN), plain.iso(end))
+    shown = typed(run, alert["command"], "--format", "json")
+    assert (shown["executions"], shown["causes"]["observed"]) == (30, 27)
+    project('[tool.idemguard]\nfail_on = ["fallback", "unguarded", "duplication"]\n')
+    page = run("report", "--store", url, "--until", plain.iso(end), "--format", "html").stdout
+    assert f"explain --since {alert['since'][:16]}Z --until {alert['until'][:16]}Z -- t<" in page
+
+
+def test_what_was_handed_back_in_silence_is_no_missing_usage(run, tmp_path):
+    end = time.time_ns() // 1_000_000 // SPAN * SPAN
+    now = [0]
+    store = SqliteStore(tmp_path / "ledger.db", clock=lambda: now[0])
+    guard = Guard(store=store)
+    args = (
+        "--store",
+        f"sqlite:///{tmp_path}/ledger.db",
+        "--fail-on",
+        "usage",
+        "--limit",
+        "usage=4%",
+    )
+    windows = (end - 3 * SPAN, end - 2 * SPAN, end - SPAN, end)
+    for at in windows:
+        now[0] = at
+        for number in range(10):
+            guard.run_task("told", [at, number], story.spends(1, 1))
+            guard.run_task("told", [at, number, "back"], _tells_and_hands_back)
+            with suppress(OutOfScope):
+                guard.run_task("back", [at, number], story.hands_back)
+    assert told(run, *args)["alerts"] == []
+    for at in windows:
+        now[0] = at
+        guard.run_task("silent", at, story.quiet)
+    (alert,) = told(run, *args)["alerts"]
+    # what was handed back counts where it told its usage
+    assert alert["overall"] == {"figure": 3 / 63, "of": 63}
+    guard.close()
+    store.close()
+
+
+def _tells_and_hands_back(_):
+    record_usage(input_tokens=1, output_tokens=1)
+    return {"status": "out_of_scope"}
 
 
 def test_json_has_all_of_it(run, bad):
@@ -199,9 +287,11 @@ def test_json_has_all_of_it(run, bad):
             {"task_type": "slow", "figure": 0.5, "of": 42},
         ],
         "since": found["since"], "until": found["until"],
-        "command": f"idemguard --store {bad} explain --since 1h -- {shlex.quote(ODD)}",
+        "command": f"idemguard --store {bad} explain --since {found['since'][:16]}Z "
+        f"--until {found['until'][:16]}Z -- {shlex.quote(ODD)}",
     }  # fmt: skip
-    assert (tokens["figure"], tokens["of"], tokens["baseline"]) == (2.0, 21, 100.0)
+    assert (tokens["figure"], tokens["of"]) == (pytest.approx(200 / tokens["baseline"]), 21)
+    assert tokens["baseline"] in (100.0, 4400 / 37)
     assert tokens["overall"] is None
 
 
@@ -263,6 +353,46 @@ def test_only_an_alert_is_printed_when_quiet(check, bad):
     assert check("--store", bad, "--quiet", "--json", "--volume", "1000") == (0, [])
 
 
+SHORT = """
+import os, sys
+from idemguard import Guard, record_usage
+from idemguard.stores.redis import RedisStore
+from idemguard.stores.sqlite import SqliteStore
+
+url, at, tokens = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+kind = RedisStore if url.startswith("redis") else SqliteStore
+store = kind(url.removeprefix("sqlite:///"), clock=lambda: at)
+guard = Guard(store=store, mode="observe")
+for number in range(7, 0, -1):
+    for _ in range(3):
+        guard.run_task("t", {"n": number, "at": at}, lambda _: record_usage(input_tokens=tokens))
+os._exit(0)  # with nothing tended, closed or written at the end
+"""
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_programs_that_live_for_a_moment_are_seen(request, tmp_path, kind):
+    url = request.getfixturevalue("redis_url") if kind == "redis" else f"sqlite:///{tmp_path}/x.db"
+    end = time.time_ns() // 1_000_000 // SPAN * SPAN
+
+    def process(*args):
+        return subprocess.run(
+            [sys.executable, "-W", "error", *args],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+
+    windows = (end - 3 * SPAN, end - 2 * SPAN, end - SPAN, end)  # one may end meanwhile
+    for at, tokens in ((end - 2 * DAY, 10), *((at, 200) for at in windows)):
+        assert process("-c", SHORT, url, str(at), str(tokens)).returncode == 0
+    kinds = "duplication,tokens"
+    done = process("-m", "idemguard", "check", "--json", "--store", url, "--fail-on", kinds)
+    assert (done.returncode, done.stderr) == (1, "")
+    duplication, tokens = json.loads(done.stdout)["alerts"]
+    assert (duplication["kind"], duplication["figure"]) == ("duplication", 2 / 3)
+    assert (tokens["kind"], tokens["baseline"] < 200) == ("tokens", True)
+    assert duplication["of"] == tokens["of"] == 63
+
+
 # --- limits ----------------------------------------------------------------------------------------
 
 
@@ -281,10 +411,10 @@ def project(tmp_path, monkeypatch):
 def test_the_project_sets_limits_and_options_outrank_them(check, run, bad, project):
     project(
         '[tool.idemguard]\nfail_on = ["tokens"]\nvolume = {tokens = 21}\n'
-        "[tool.idemguard.limits]\nduplication = 0.67\ntokens = 1.9\n"
+        "[tool.idemguard.limits]\nduplication = 0.67\ntokens = 1.6\n"
     )
     found = told(run, "--store", bad)
-    assert found["checked"] == [{"kind": "tokens", "limit": 1.9, "minimum": 21}]
+    assert found["checked"] == [{"kind": "tokens", "limit": 1.6, "minimum": 21}]
     assert [one["kind"] for one in found["alerts"]] == ["tokens"]
     assert check("--store", bad, "--limit", "tokens=2")[0] == 0
     assert check("--store", bad, "--volume", "22")[0] == 0

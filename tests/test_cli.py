@@ -162,6 +162,41 @@ def test_a_file_that_is_not_there_is_an_error_and_is_not_made(line_of, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("args", "code", "says"),
+    [
+        (("report",), 0, "Nothing was called or executed yet."),
+        (("report", "--format", "html"), 0, "Nothing was called or executed yet"),
+        (("check",), 0, "no alert: nothing was called or executed yet in namespace default"),
+        (("compare", "--a", "2h..1h", "--b", "1h.."), 0, "Nothing was executed in either."),
+        (("export",), 0, ""),
+        (("reconcile", os.devnull, "--event-name", "n", "--value", "cost", "--customer", "agent"),
+         0, "Equal: 0 events"),
+        (("explain", "t"), 1, "nothing is known of task type t"),
+        (("show", "0" * 64), 1, "has a fingerprint that begins with"),
+        (("forget", "0" * 64), 1, "has a fingerprint that begins with"),
+        (("resolve", "0" * 64, "1"), 1, "has a fingerprint that begins with"),
+        (("tail",), 2, "there is no ledger yet: an empty file "),
+    ],
+    ids=lambda one: " ".join(one[:2]) if isinstance(one, tuple) else None,
+)  # fmt: skip
+def test_an_empty_file_is_an_empty_ledger_and_stays_as_it_is(run, tmp_path, args, code, says):
+    (tmp_path / "x.db").touch()
+    done = run(*args, "--store", f"sqlite:///{tmp_path}/x.db")
+    assert done.exit_code == code, done.output
+    assert says in " ".join(done.output.split())
+    assert [(one.name, one.stat().st_size) for one in tmp_path.iterdir()] == [("x.db", 0)]
+
+
+@pytest.mark.parametrize("args", [one for one in READING if one[0] != "tail"], ids=" ".join)
+def test_reading_changes_nothing_in_a_file(run, whole, tmp_path, args):
+    path = Path(whole.removeprefix("sqlite:///"))
+    before = path.read_bytes()
+    assert run(*args, "--store", whole).exit_code in (0, 1)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("args", READING[::3], ids=" ".join)  # each needs a second
 def test_a_store_that_is_down_is_one_line_without_its_password(line_of, args):
     line = line_of(2, *args, "--store", "redis://me:geheim@127.0.0.1:1/0")
@@ -338,6 +373,28 @@ def test_show_tells_reuse_what_is_inside_and_what_it_costs_with_that(whole, out)
     told = json.loads(out("show", told["fingerprint"], "--store", whole, "--json"))
     (execution,) = told["records"][0]["executions"]
     assert [one["task_type"] for one in execution["inside"]] == ["inner", "inner"]
+
+
+def test_show_tells_where_a_part_of_the_cost_is_unknown(here, out):
+    guard, at = here
+
+    def inner(_):
+        record_usage(input_tokens=1000, output_tokens=0, model="unheard-of")
+
+    def outer(_):
+        record_usage(input_tokens=1000, output_tokens=0, model="m")
+        guard.run_task("inner", 1, inner)
+
+    def two_models(_):
+        record_usage(input_tokens=1000, output_tokens=0, model="m")
+        record_usage(input_tokens=1000, output_tokens=0, model="unheard-of")
+
+    guard.run_task("outer", 1, outer)
+    text = out("show", of("outer", 1), *at)
+    assert "tokens 1,000 in + 0 out, $0.0030, m\n" in text
+    assert "with 1 guarded execution inside (inner): 2,000 tokens, $0.0030+?\n" in text
+    guard.run_task("mixed", 1, two_models)
+    assert "tokens 2,000 in + 0 out, $0.0030+?, " in out("show", of("mixed", 1), *at)
 
 
 def test_show_of_all_scopes_and_versions_unless_one_is_named(here, out, line_of):

@@ -427,7 +427,6 @@ def test_the_ledger_finds_what_was_missed(guard, shape):
     assert [suspect.field for suspect in found.suspects] == ["x7"]
     assert guard.ledger.missed(task_type="t") == [found]
     assert guard.ledger.missed(task_type="other") == []
-    assert guard.ledger.details().missed == [found]
     explained = guard.ledger.explain("t")
     assert (explained.task_type, explained.executions) == ("t", 30)
     assert explained.causes == {"first": 30}
@@ -564,7 +563,6 @@ def test_the_ledger_finds_growth(guard):
     task(1)
     (found,) = guard.ledger.growth()
     assert (found.tokens, found.steps) == (15_000, 5)
-    assert guard.ledger.details().growth == [found]
 
 
 # --- what looks generated ------------------------------------------------------------------------------

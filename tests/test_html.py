@@ -18,13 +18,15 @@ from click.testing import CliRunner
 from conftest import Clock
 from playwright.sync_api import Error, sync_playwright
 from programs import need
+from test_report import partly_priced
 from workers import story
 
-from idemguard import ExecutionLedger, Guard, OutOfScope, agent, record_usage, worker
+from idemguard import ExecutionLedger, Guard, OutOfScope, agent, record_usage, scope, worker
 from idemguard.alerts import Limits
 from idemguard.cli import command
 from idemguard.report import Report, gather, html, plain
-from idemguard.report.words import cell, harmless, money, share, short
+from idemguard.report.markup import LONGEST
+from idemguard.report.words import brief, cell, harmless, money, share, short, spent
 from idemguard.stores.memory import MemoryStore
 
 OWN = "window.owned = 1"
@@ -36,6 +38,11 @@ LONG = "w" * 150 + "<wbr>" + "\u65e5\u672c" * 70 + "\x00\x1b[31m"
 FOREIGN = (IMG, SCRIPT, QUOTED, RTL, LONG)
 FOLDER = files("idemguard.report") / "page"
 LIBRARY = "87364cc2b2a76a6684929e7d6b80b18a897794db38400caff1fcf1791c6925d2"
+
+
+def named(text):
+    """A foreign text as the page shows it."""
+    return brief(harmless(text), LONGEST)
 
 
 def carries(_):
@@ -61,12 +68,12 @@ def found():
     clock.advance(6 * 3600)
     story.tell(store, told["namespace"], broken=IMG)
     for number, name in enumerate(FOREIGN):
-        with worker(name), agent(name):
+        with worker(name), agent(name), scope(name):
             for _ in range(2):
                 observed.run_task(name, {"doc": number}, story.spends(10 ** (number + 2), 7))
             enforced.run_task(name, {"doc": number}, story.quiet)
         for _ in range(2):
-            with worker(name), suppress(OutOfScope):
+            with worker(name), scope(name), suppress(OutOfScope):
                 enforced.run_task(name, {"back": number}, story.hands_back)
     for number in range(8):
         fields = {"doc": 1, IMG: sha256(bytes([number])).hexdigest()}
@@ -78,7 +85,8 @@ def found():
         clock.advance(20)
     clock.now += -clock.now % 300_000
     store.tend(None)
-    gathered = gather(ExecutionLedger(store, namespace=told["namespace"]), limits=Limits())
+    ledger = ExecutionLedger(store, namespace=told["namespace"])
+    gathered = gather(ledger, limits=Limits(), store="sqlite:///<b>.db")
     observed.close()
     enforced.close()
     return gathered
@@ -438,7 +446,7 @@ def test_what_is_drawn_is_what_the_json_says(told, shown):
         (task_types, told["task_types"], "task_type"),
         (agents, told["agents"], "agent"),
     ):
-        assert chart["labels"] == [harmless(one[key] or "(no agent)") for one in rows[:12]]
+        assert chart["labels"] == [named(one[key] or "(no agent)") for one in rows[:12]]
         for field in ("charged", "wasted", "saved"):
             assert chart["data"][field.capitalize()] == [float(one[field]) for one in rows[:12]]
     assert len(told["task_types"]) > 12  # so that some are in the table alone
@@ -456,15 +464,15 @@ def test_without_prices_tokens_are_drawn(unpriced, show):
 def test_tables_say_what_the_json_says(told, shown):
     page = shown.page
 
-    def paid(text):
-        return cell(plain.Decimal(text))
+    def paid(text, missing=0):
+        return spent(plain.Decimal(text), missing)
 
     def clock(text, spec="%m-%d %H:%M:%S"):
         return datetime.fromisoformat(text).strftime(spec)
 
     def workers(names):
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        return ", ".join(map(harmless, names[:5])) + more
+        return ", ".join(map(named, names[:5])) + more
 
     assert told_by(page, "over_time") == [
         [
@@ -474,24 +482,21 @@ def test_tables_say_what_the_json_says(told, shown):
         for one in told["over_time"]
     ]  # fmt: skip
     for name, key in (("task_types", "task_type"), ("agents", "agent")):
-        rows = told_by(page, name)
-        assert rows == [
+        assert told_by(page, name) == [
             [
-                harmless(one[key] or "(no agent)"),
-                rows[at][1], *(paid(one[field]) for field in ("wasted", "saved")),
+                named(one[key] or "(no agent)"),
+                paid(one["charged"], one["unpriced"]),
+                paid(one["wasted"], min(one["unpriced"], one["duplicates"])), paid(one["saved"]),
                 cell(one["total_tokens"]), cell(one["executions"]),
                 share(one["duplication_rate"]), share(one["doubled_share"]),
             ]
-            for at, one in enumerate(told[name])
+            for one in told[name]
         ]  # fmt: skip
-        for row, one in zip(rows, told[name], strict=True):
-            amount = paid(one["charged"])
-            more = f"{amount}+?".replace("-+?", "?")
-            assert row[1] == (more if one["unpriced"] else amount)
     assert told_by(page, "worst_tasks") == [
         [
-            harmless(one["task_type"]), one["fingerprint"][:16], paid(one["wasted"]),
-            paid(one["charged"]), cell(one["wasted_tokens"]), cell(one["duplicates"]),
+            named(one["task_type"]), one["fingerprint"][:16],
+            paid(one["wasted"], one["unpriced_duplicates"]), paid(one["charged"], one["unpriced"]),
+            cell(one["wasted_tokens"]), cell(one["duplicates"]),
             cell(one["executions"]), workers(one["workers"]), clock(one["last"]),
         ]
         for one in told["worst_tasks"]
@@ -499,16 +504,16 @@ def test_tables_say_what_the_json_says(told, shown):
     for name in ("drops", "loops"):
         assert told_by(page, name) == [
             [
-                harmless(one["task_type"]), one["fingerprint"][:16], workers(one["workers"]),
+                named(one["task_type"]), one["fingerprint"][:16], workers(one["workers"]),
                 str(one["times"]), clock(one["last"]),
             ]
             for one in told[name]
         ]  # fmt: skip
     assert told_by(page, "missed_duplicates") == [
         [
-            harmless(one["task_type"]),
+            named(one["task_type"]),
             ", ".join(
-                f"{harmless(each['field'])} (differs in {each['differs']} of {each['pairs']} pairs)"
+                f"{named(each['field'])} (differs in {each['differs']} of {each['pairs']} pairs)"
                 for each in one["suspects"]
             ),
             str(one["looked_at"]), str(one["executions"]), cell(one["tokens"]), paid(one["charged"]),
@@ -525,9 +530,10 @@ def test_tables_say_what_the_json_says(told, shown):
     ]  # fmt: skip
     assert told_by(page, "workers") == [
         [
-            harmless(one["worker"]),
+            named(one["worker"]),
             *(cell(one[field]) for field in ("executions", "duplicates", "failed", "lost")),
-            cell(one["total_tokens"]), paid(one["charged"]), paid(one["wasted"]),
+            cell(one["total_tokens"]), paid(one["charged"], one["unpriced"]),
+            paid(one["wasted"], one["unpriced_duplicates"]),
         ]
         for one in told["workers"]
     ]  # fmt: skip
@@ -571,8 +577,11 @@ def test_foreign_text_is_text(shown):
     assert page.locator("script").count() == 3
     text = page.text_content("main")
     for name in FOREIGN:
-        assert harmless(name) in text
+        assert named(name) in text
+    whole = page.eval_on_selector_all("main bdi[title]", "all => all.map((one) => one.title)")
+    assert set(whole) == {harmless(LONG)}
     assert "\u202e" not in text
+    assert "--store 'sqlite:///<b>.db'" in page.text_content(".alerts code")
     assert page.text_content("h1") == f"idemguard: n{SCRIPT}{IMG}"
     assert page.title() == f"idemguard: n{SCRIPT}{IMG}"
     assert shown.said == []
@@ -699,6 +708,123 @@ def test_what_is_pointed_at_is_told_as_in_the_table(shown):
 
 
 @pytest.mark.browser
+def test_each_table_is_told_from_all_others_by_its_caption(shown):
+    captions = shown.page.eval_on_selector_all(
+        "table",
+        """all => all.map((one) => [
+          one.closest("section").querySelector("h2").textContent, one.caption.textContent,
+          one.parentElement.getAttribute("aria-label"),
+        ])""",
+    )
+    for title, caption, label in captions:
+        assert caption == label
+        assert caption.startswith(f"{title}: ")
+    assert len({caption for _, caption, _ in captions}) == len(captions) == 9
+
+
+@pytest.fixture(scope="module")
+def apart():
+    """A report of two windows that are an hour and a half apart."""
+    clock = Clock()
+    clock.now -= clock.now % 3_600_000
+    guard = Guard(store=MemoryStore(clock), mode="observe")
+    for _ in range(2):
+        for _ in range(3):
+            guard.run_task("t", clock.now, story.quiet)
+        clock.advance(90 * 60)
+    gathered = gather(guard.ledger, limits=Limits())
+    guard.close()
+    return gathered
+
+
+@pytest.mark.browser
+def test_a_bar_is_as_wide_as_its_window_however_far_the_next_is(apart, show):
+    page = show(apart).page
+    for width in (1440, 390):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.wait_for_function(
+            "(width) => Chart.getChart(document.querySelector('canvas')).width < width", arg=width
+        )
+        bars, area = page.evaluate("""() => {
+          const chart = Chart.getChart(document.querySelector("canvas"));
+          const { left, right } = chart.chartArea;
+          return [[1, 2].map((set) => chart.getDatasetMeta(set).data.map(
+            (one) => [one.x - left, one.width])), right - left];
+        }""")
+        step = area * 5 / 95
+        for bar in bars:
+            assert [one[0] for one in bar] == pytest.approx([step / 2, area - step / 2])
+            assert [one[1] for one in bar] == pytest.approx([0.8 * step] * 2)
+
+
+@pytest.mark.browser
+def test_where_nothing_is_known_no_chart_is_drawn_and_it_says_so(apart, show):
+    shown = show(apart)
+    assert [chart["of"] for chart in drawn(shown.page)] == ["over_time"]
+    section = shown.page.inner_text("section[aria-labelledby=task_types-title]")
+    assert "No tokens and no prices are known here, so that there is nothing to draw." in section
+    assert told_by(shown.page, "task_types")[0][:4] == ["t", "-", "-", "-"]
+    figures = shown.page.eval_on_selector_all(
+        ".figures .value", "all => all.map((one) => one.textContent)"
+    )
+    assert figures[:3] == ["unknown", "0 tokens", "unknown"]  # charged, saved, wasted
+    assert shown.said == []
+
+
+@pytest.fixture(scope="module")
+def partly():
+    """A report in which some executions have no price."""
+    guard = Guard(store=MemoryStore(), mode="observe", pricer=story.PRICES)
+    partly_priced(guard)
+    gathered = gather(guard.ledger, limits=Limits())
+    guard.close()
+    return gathered
+
+
+def test_a_question_mark_stands_where_money_is_missing(partly):
+    text = html.page(partly)
+    rows = [
+        re.findall(r">([^<>]+)</(?:bdi|td|code)>", row)
+        for row in re.findall(r"<tr>(?!<th[^>]*scope=\"col).*?</tr>", text)
+    ]
+    told = {}
+    for row in rows:
+        told.setdefault(row[0], []).append(row[1:])
+    assert told["half"][0][:3] == ["$0.0030+?", "?", "-"]
+    assert told["half"][1][1:3] == ["?", "$0.0030+?"]  # worst tasks: wasted, charged
+    assert told["none"][1][1:3] == ["?", "?"]
+    assert told["reader"][0][:3] == ["?", "?", "-"]
+    assert told["w-2"][0][-2:] == told["w-3"][0][-2:] == ["?", "?"]
+    assert told["w-4"][0][-2:] == ["$0.0030+?", "-"]
+    assert '<dd class="value">$0.0090</dd>' in text
+    assert '<dt>Wasted</dt><dd class="value">?</dd>' in text
+    held = json.loads(Read(text).texts["script"][0])
+    assert [one["unpriced"] for one in held["workers"]] == [0, 2, 1, 1]
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [390, 1440])
+def test_a_task_type_without_end_is_cut_where_it_is_shown_and_whole_where_it_is_used(
+    found, show, width
+):
+    name = "x" * 1500 + "\x1b" + "y" * 1500
+    alerts = [replace(one, task_type=name) for one in found.alerts]
+    alerts = [replace(one, task_types=(replace(one.figure, task_type=name),)) for one in alerts]
+    shown = show(replace(found, alerts=alerts), viewport={"width": width, "height": 844})
+    page = shown.page
+    line = page.text_content(".alerts li > span")
+    assert len(line) < 250
+    assert f"of {brief(harmless(name))} are duplicates" in line
+    assert page.get_attribute(".alerts li > span > span", "title") == harmless(name)
+    assert page.text_content(".alerts code").count("x" * 1500) == 1
+    assert page.evaluate("document.querySelector('.alerts li').offsetHeight") < 350
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.tagName") == "CODE"
+    assert shown.said == []
+
+
+@pytest.mark.browser
 @pytest.mark.parametrize("width", [390, 1440])
 def test_an_empty_ledger_says_so(empty, show, width):
     shown = show(empty, viewport={"width": width, "height": 844})
@@ -706,6 +832,8 @@ def test_an_empty_ledger_says_so(empty, show, width):
     text = f"Nothing was called or executed yet in namespace {IMG}."
     assert page.text_content(".empty p") == text
     assert page.locator("canvas, table, .figures").count() == 0
+    assert "`" not in page.text_content("main")
+    assert page.text_content(".empty code") == "idemguard report --namespace NAME"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert shown.said == []
 

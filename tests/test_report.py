@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from workers import story
 from workers.story import HOSTILE
 
-from idemguard import ExecutionLedger, OutOfScope, Task, record_usage, worker
+from idemguard import ExecutionLedger, OutOfScope, Task, agent, record_usage, worker
 from idemguard.alerts import Limits
 from idemguard.report import gather, plain, tables
 from idemguard.report.paper import Paper, cut
@@ -296,17 +296,117 @@ def test_the_worst_tasks_are_those_whose_duplicates_wasted_most(guard_of, clock)
         {
             "task_type": "t", "fingerprint": Task.of("t", "dear").fingerprint, "scope": "",
             "version": None, "executions": 3, "duplicates": 2, "wasted_tokens": 2000,
-            "charged": "0.009", "wasted": "0.006", "workers": ["w-1", "w-2"],
+            "charged": "0.009", "wasted": "0.006", "unpriced": 0, "unpriced_duplicates": 0, "workers": ["w-1", "w-2"],
             "last": iso(clock.now - 6000),
         },
         {
             "task_type": "t", "fingerprint": Task.of("t", "cheap").fingerprint, "scope": "",
             "version": None, "executions": 4, "duplicates": 3, "wasted_tokens": 30,
-            "charged": "0.00012", "wasted": "0.00009", "workers": ["w-1", "w-2", "w-0"],
-            "last": iso(clock.now - 2000),
+            "charged": "0.00012", "wasted": "0.00009", "unpriced": 0, "unpriced_duplicates": 0,
+            "workers": ["w-1", "w-2", "w-0"], "last": iso(clock.now - 2000),
         },
     ]  # fmt: skip
     assert plain.report(gather(observed.ledger, task_type="again"))["worst_tasks"] == []
+
+
+def partly_priced(observed):
+    """Executions of which some have no price: of an agent, of workers, of tasks that ran twice."""
+    for name, who, task, model in (
+        ("w-1", "writer", "half", "m"), ("w-2", "writer", "half", "unheard-of"),
+        ("w-3", "reader", "none", "unheard-of"), ("w-3", "reader", "none", "unheard-of"),
+        ("w-1", "writer", "all", "m"),
+    ):  # fmt: skip
+        with worker(name), agent(who):
+            observed.run_task(task, 1, story.spends(1000, 0, model))
+
+    def two_models(_):
+        record_usage(input_tokens=1000, output_tokens=0, model="m")
+        record_usage(input_tokens=9000, output_tokens=0, model="unheard-of")
+
+    with worker("w-4"), agent("mixed"):
+        observed.run_task("mixed", 1, two_models)
+
+
+def test_executions_without_a_price_are_told_wherever_money_is(guard_of):
+    observed = guard_of(mode="observe", pricer=story.PRICES)
+    partly_priced(observed)
+    told = plain.report(gather(observed.ledger))
+
+    def sums(rows, key):
+        fields = ("charged", "wasted", "unpriced", "unpriced_duplicates")
+        return {one[key]: tuple(one.get(field) for field in fields) for one in rows}
+
+    assert sums(told["workers"], "worker") == {
+        "w-1": ("0.006", "0", 0, 0),
+        "w-2": ("0", "0", 1, 1),
+        "w-3": ("0", "0", 2, 1),
+        "w-4": ("0.003", "0", 1, 0),
+    }
+    assert sums(told["worst_tasks"], "task_type") == {
+        "half": ("0.003", "0", 1, 1), "none": ("0", "0", 2, 1),
+    }  # fmt: skip
+    assert {one["agent"]: one["unpriced"] for one in told["agents"]} == {
+        "writer": 1, "reader": 2, "mixed": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_people_see_a_question_mark_where_money_is_missing(guard_of, drawn):
+    observed = guard_of(mode="observe", pricer=story.PRICES)
+    partly_priced(observed)
+    text = drawn(gather(observed.ledger))
+    rows = {line.split()[0]: line.split()[-3:] for line in text.splitlines() if line.strip()}
+    assert rows["half"] == ["$0.0030+?", "?", "-"]
+    assert rows["none"] == ["?", "?", "-"]
+    assert rows["all"] == ["$0.0030", "-", "-"]
+    assert rows["writer"] == ["$0.0060+?", "?", "-"]
+    assert rows["reader"] == ["?", "?", "-"]
+    assert rows["mixed"] == ["$0.0030+?", "-", "-"]
+    assert rows["w-1"][1:] == ["$0.0060", "-"]
+    assert rows["w-2"][1:] == rows["w-3"][1:] == ["?", "?"]
+    assert rows["w-4"][1:] == ["$0.0030+?", "-"]
+    assert "Cost:  $0.0090 (15.0k tokens); duplicates wasted ? (2,000 tokens)." in text
+    assert "The cost of 4 executions is unknown and not in it" in text
+
+
+def test_the_newest_lines_are_read_once(guard_of, monkeypatch):
+    observed = guard_of(mode="observe")
+    for _ in range(2):
+        observed.run_task("t", 1, story.quiet)
+    read = []
+    newest = ExecutionLedger.newest
+
+    def counted(self, *args, **more):
+        read.append(more["span"])
+        return newest(self, *args, **more)
+
+    monkeypatch.setattr(ExecutionLedger, "newest", counted)
+    found = gather(observed.ledger)
+    assert (found.looked_at, len(found.worst_tasks)) == (2, 1)
+    assert len(read) == 1
+
+
+def test_what_was_handed_back_is_told_as_the_ledger_tells_it(guard_of, clock):
+    guard = guard_of()
+    for payload, times in (("dropped", 1), ("looped", 3), ("over", 2), ("resolved", 2)):
+        for _ in range(times):
+            with suppress(OutOfScope):
+                guard.run_task("t", payload, story.hands_back)
+        if payload in ("over", "resolved"):
+            guard.resolve(Task.of("t", payload), 1)
+        if payload == "over":  # and so is what it was resolved by
+            clock.advance(1000)
+    found = gather(guard.ledger)
+
+    def tasks(rows):
+        return {one.fingerprint: one.times for one in rows}
+
+    prints = {
+        name: Task.of("t", name).fingerprint for name in ("dropped", "looped", "over", "resolved")
+    }
+    assert tasks(found.drops) == {prints["dropped"]: 1, prints["looped"]: 3}
+    assert tasks(found.loops) == {prints["looped"]: 3, prints["over"]: 2, prints["resolved"]: 2}
+    assert (found.drops, found.loops) == (guard.ledger.drops(), guard.ledger.loops())
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
@@ -456,7 +556,15 @@ def test_where_nothing_runs_twice_it_says_so(guard, drawn):
     guard.run_task("t", 1, story.quiet)
     text = drawn(gather(guard.ledger))
     assert "Runs twice: nothing. 1 task, 1 execution, no duplicates." in text
-    assert "Cost:  unknown; " in text
+    assert "Cost:  unknown; duplicates wasted 0 tokens." in text
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_what_nobody_told_is_unknown_and_not_none(guard_of, drawn):
+    observed = guard_of(mode="observe")
+    for _ in range(2):
+        observed.run_task("t", 1, story.quiet)
+    assert "Cost:  unknown; duplicates wasted unknown." in drawn(gather(observed.ledger))
 
 
 @pytest.mark.parametrize("columns", [60, 80, 120])

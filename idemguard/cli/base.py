@@ -196,8 +196,13 @@ def _masked(text: str, url: str) -> str:
 
 
 @contextmanager
-def opened() -> Iterator[Place]:
+def opened(*, begun: bool = False) -> Iterator[Place]:
     """The ledger that the options, the environment or the project name.
+
+    A file is not made, and one that holds nothing is left so: it is read as an empty ledger.
+
+    Args:
+        begun: one that holds nothing yet is an error too.
 
     Raises:
         ConfigurationError: it cannot be read from here, or there is none yet.
@@ -214,11 +219,15 @@ def opened() -> Iterator[Place]:
             "memory:// is of one process alone, and this command is another: "
             "name a file or a server that both use"
         )
-    if isinstance(store, SqliteStore) and not store.path.exists():
-        raise ConfigurationError(
-            f"there is no ledger yet: no file {store.path}"
-            + ("" if named else "; where is the store? (--store, IDEMGUARD_STORE)")
-        )
+    if isinstance(store, SqliteStore):
+        there = store.path.exists()
+        empty = there and not store.path.stat().st_size
+        if not there or (empty and begun):
+            raise ConfigurationError(
+                f"there is no ledger yet: {'an empty' if there else 'no'} file {store.path}"
+                + ("" if named else "; where is the store? (--store, IDEMGUARD_STORE)")
+            )
+        store = MemoryStore() if empty else store
     with closing(store):
         yield Place(store, ExecutionLedger(store, namespace=config.namespace(settings)))
 

@@ -169,7 +169,7 @@ def tail(task_type: str | None, interval: float, as_json: bool) -> int:
         raise click.BadParameter("nan is no length of time", param_hint="'--interval'")
     on = paper()
     try:
-        with opened() as place:
+        with opened(begun=True) as place:
             follow = Follow(place, task_type)
             there = True
             while True:

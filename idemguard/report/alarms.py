@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from idemguard import alerts
-from idemguard.report.words import harmless, local, many, short
+from idemguard.report.lines import silent
+from idemguard.report.words import brief, harmless, local, many, minute, short
 from idemguard.windows import SPAN, total
 
 if TYPE_CHECKING:
@@ -31,14 +32,17 @@ COUNTS = {
     "drops": "handed back by everybody",
     "loops": "handed back again and again",
 }
+# of the windows that alerted: the same whenever it is read
+_EXPLAIN = "explain --since {start} --until {end} -- {task_type}"
+_REPORT = "report --since {start} --until {end} --task-type={task_type}"
 COMMANDS = {
-    "duplication": "explain --since 1h -- {}",
-    "fallback": "report --since 1h --task-type={}",
-    "tokens": "compare --a 7d..1h --b 1h.. --task-type={}",
-    "drops": "report --since 1h --task-type={}",
-    "loops": "report --since 1h --task-type={}",
-    "unguarded": "explain --since 1h -- {}",
-    "usage": "report --since 1h --task-type={}",
+    "duplication": _EXPLAIN,
+    "fallback": _REPORT,
+    "tokens": "compare --a {before}..{start} --b {start}..{end} --task-type={task_type}",
+    "drops": _REPORT,
+    "loops": _REPORT,
+    "unguarded": _EXPLAIN,
+    "usage": _REPORT,
 }
 MOST = 3  # task types that are named beside the worst
 
@@ -99,9 +103,9 @@ def check(
     ]
     starts = alerts.last(moment)
     there = [one for one in windows if one.key.start in starts and one.span == SPAN]
-    if set(alerts.COUNTED) & set(limits.on):
+    if set(alerts.BESIDE) & set(limits.on):
         for start in starts:
-            windows += _handed_back(ledger, start, task_type, agent)
+            windows += _beside(ledger, start, task_type, agent)
     counts = total(there)
     calls = sum(number for name, number in counts.items() if name.startswith("call_"))
     executions = sum(one.executions for one in there)
@@ -117,14 +121,16 @@ def check(
     )
 
 
-def _handed_back(
+def _beside(
     ledger: ExecutionLedger, start: int, task_type: str | None, agent: str | None
 ) -> list[Window]:
-    """The drops and loops of one window, by its newest executions."""
-    found = ledger.details(span=(start, start + SPAN), task_type=task_type, agent=agent)
+    """What was handed back in one window, by its newest executions."""
+    lines = ledger.newest(span=(start, start + SPAN), task_type=task_type, agent=agent)
+    drops, loops = ledger.handed_back(lines)
     return [
-        *alerts.handed_back("drops", start, found.drops),
-        *alerts.handed_back("loops", start, found.loops),
+        *alerts.handed_back("drops", start, drops),
+        *alerts.handed_back("loops", start, loops),
+        *alerts.handed_back(alerts.SILENT, start, [one for one in lines if silent(one)]),
     ]
 
 
@@ -146,9 +152,9 @@ def told(alert: Alert) -> str:
     figure, kind = alert.figure, alert.kind
     line = f"{kind}: {_figure(kind, figure)}"
     if figure.task_type is None:
-        line += f", most in {harmless(alert.task_type)}"
+        line += f", most in {named(alert.task_type)}"
     line += f" (limit {limit(kind, alert.limit.over)}, {times(alert.start, alert.end)})"
-    if more := [harmless(one.task_type or "") for one in alert.task_types[1:]]:
+    if more := [named(one.task_type or "") for one in alert.task_types[1:]]:
         rest = f" and {len(more) - MOST:,} more" if len(more) > MOST else ""
         line += f", also {', '.join(more[:MOST])}{rest}"
     return line
@@ -168,8 +174,13 @@ def quiet(found: Checked) -> str:
     return f"no alert: {on} checked in {many(found.executions, 'execution')}{few} from {when}"
 
 
+def named(task_type: str) -> str:
+    """A task type in a sentence; a long one is cut, as the command has the whole of it."""
+    return brief(harmless(task_type))
+
+
 def _figure(kind: str, figure: Figure) -> str:
-    where = "" if figure.task_type is None else f" of {harmless(figure.task_type)}"
+    where = "" if figure.task_type is None else f" of {named(figure.task_type)}"
     if kind in COUNTS:
         tasks = many(int(figure.value), "task")
         return f"at least {tasks}{where} {COUNTS[kind]} in each five minutes"
@@ -200,7 +211,13 @@ def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
     options = "" if store is None else f"--store {_quoted(store)} "
     if namespace != "default":
         options += f"--namespace {_quoted(namespace)} "
-    return f"idemguard {options}{COMMANDS[alert.kind].format(_quoted(alert.task_type))}"
+    what = COMMANDS[alert.kind].format(
+        start=minute(alert.start),
+        end=minute(alert.end),
+        before=minute(max(0, alert.start - alerts.WEEK)),
+        task_type=_quoted(alert.task_type),
+    )
+    return f"idemguard {options}{what}"
 
 
 def _quoted(text: str) -> str:

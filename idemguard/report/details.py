@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from idemguard.record import DUPLICATES, Status
+from idemguard.report.lines import unpriced
 from idemguard.report.tables import BAD, DIGITS, GOOD, MOST_ROWS, QUIET, WARNING, growth, missed
 from idemguard.report.words import cell, harmless, lasted, local, many, money, short
 from idemguard.stores import without_password
@@ -109,6 +110,7 @@ def execution(
         costs = [one.cost for one in known if one.cost is not None]
         kinds = sorted({harmless(one.task_type) for one in inside})
         cost = f", {money(sum(costs[1:], costs[0]))}" if costs else ""
+        cost += "+?" if costs and any(map(unpriced, known)) else ""
         on.say(
             f"    with {many(len(inside), 'guarded execution')} inside ({', '.join(kinds)}): "
             f"{tokens:,} tokens{cost}"
@@ -127,6 +129,7 @@ def spending(line: Execution) -> str:
     parts = [f"{'?' if n is None else f'{n:,}'} {name}" for n, name in (
         (usage.input_tokens, "in"), (usage.output_tokens, "out"))]  # fmt: skip
     cost = "unpriced" if line.cost is None else money(line.cost, line.currency or "USD")
+    cost += "+?" if line.cost is not None and unpriced(line) else ""
     model = "" if line.model is None else f", {harmless(line.model)}"
     return f"tokens {' + '.join(parts)}, {cost}{model}"
 

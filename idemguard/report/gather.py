@@ -8,16 +8,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from idemguard import findings
 from idemguard.ledger import summary
 from idemguard.report.alarms import check
 from idemguard.report.limits import project_limits
+from idemguard.report.lines import workers
 from idemguard.report.worst import Worst, worst
 from idemguard.windows import SPAN, total
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from idemguard import findings
     from idemguard.alerts import Alert, Limits
     from idemguard.ledger import ExecutionLedger
     from idemguard.windows import Window
@@ -51,7 +52,7 @@ class Report:
         limits: what was looked for.
         alerts: what alerts at its end.
         looked_at: how many of the newest lines the rest is told by.
-        workers: what each executed, as `by_worker` has it.
+        workers: what each executed, as `lines.workers` has it.
         drops: tasks that were only ever handed back.
         loops: tasks that were handed back again and again.
         missed_duplicates: executions that repeat others but for a field or two.
@@ -121,11 +122,8 @@ def gather(
         for one in all_
         if task_type in (None, one.key.task_type) and agent in (None, one.key.agent or "")
     ]
-    found = ledger.details(span=span, task_type=task_type, agent=agent, windows=all_)
-    twice = any(one.duplicates for one in windows)
-    lines = (
-        ledger.newest(span=span, task_type=task_type, agent=agent, windows=all_) if twice else ()
-    )
+    lines = ledger.newest(span=span, task_type=task_type, agent=agent, windows=all_)
+    drops, loops = ledger.handed_back(lines)
     end = now if until is None else until
     alarms = check(ledger, limits, min(now, end), task_type=task_type, agent=agent)
     return Report(
@@ -141,12 +139,12 @@ def gather(
         worst_tasks=worst(lines),
         limits=limits,
         alerts=alarms.alerts,
-        looked_at=found.looked_at,
-        workers=found.workers,
-        drops=found.drops,
-        loops=found.loops,
-        missed_duplicates=found.missed,
-        growth=found.growth,
+        looked_at=len(lines),
+        workers=workers(lines),
+        drops=drops,
+        loops=loops,
+        missed_duplicates=findings.missed(lines),
+        growth=findings.growth(lines),
         store=store,
     )
 

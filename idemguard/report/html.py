@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from idemguard.report import alarms, plain
 from idemguard.report.gather import DAY
 from idemguard.report.markup import Column, Times, chart, foreign, listed, note, table, tag, text_of
-from idemguard.report.tables import DIGITS, MOST_FOUND, MOST_ROWS
-from idemguard.report.words import SIGNS, cell, harmless, many, money, share, short
+from idemguard.report.tables import DIGITS, MOST_FOUND, MOST_ROWS, bill, in_all
+from idemguard.report.words import SIGNS, cell, harmless, many, money, share, short, spent
 from idemguard.windows import HOUR, SPAN
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 PAID = ("charged", "wasted", "saved")
 UNPAID = ("total_tokens", "wasted_tokens", "saved_tokens")
 DRAWN = 12  # bars of a chart
+LONG = 300  # characters of a command that scrolls
 
 
 def page(found: Report) -> str:
@@ -146,10 +147,12 @@ def _alerts(found: Report) -> Element:
     lines: list[Element] = []
     for alert in found.alerts:
         told = alarms.told(alert).partition(": ")
-        command = tag("code", alarms.command(alert, found.namespace, store=found.store))
-        lines.append(
-            tag("li", tag("span", tag("strong", told[0]), tag("span", ": ", told[2])), command)
-        )
+        name = harmless(alert.task_type)
+        whole = None if name == alarms.named(alert.task_type) else name
+        line = tag("span", tag("strong", told[0]), tag("span", ": ", told[2], title=whole))
+        command = alarms.command(alert, found.namespace, store=found.store)
+        scrolls = None if len(command) < LONG else "0"
+        lines.append(tag("li", line, tag("code", command, tabindex=scrolls)))
     heading = f"{many(len(lines), 'alert')} in the last three windows of five minutes"
     return tag(
         "section",
@@ -164,8 +167,8 @@ def _empty(found: Report) -> Element:
     return tag(
         "div",
         tag("p", f"Nothing was called or executed {when} in namespace ", foreign(found.namespace), "."),
-        note("What guarded tasks do is shown here as soon as one is called; `idemguard report "
-              "--namespace NAME` shows another namespace."),
+        note("What guarded tasks do is shown here as soon as one is called; ",
+             tag("code", "idemguard report --namespace NAME"), " shows another namespace."),
         class_="empty",
     )  # fmt: skip
 
@@ -183,9 +186,10 @@ def _figures(found: Report) -> Element:
     totals, limit = found.totals, _limit(found)
     unknown = 0 < totals["executions"] <= totals["without_usage"]
     doubled = round(totals["doubled_share"] * totals["tasks"])
+    lost = unknown and totals["duplicates"]  # what duplicates took is not told either
     of_limit = "" if limit is None else f"; limit {alarms.limit('duplication', limit)}"
     if _paid([totals]):
-        big = [money(totals[name], totals["currency"]) for name in PAID]
+        big = [*in_all(totals), money(totals["saved"], totals["currency"])]
         tokens = [f"{short(totals[name])} tokens" for name in UNPAID]
     else:
         big = [f"{short(totals[name])} tokens" for name in UNPAID]
@@ -197,7 +201,7 @@ def _figures(found: Report) -> Element:
     told = (
         ("Charged", "unknown" if unknown else big[0], tokens[0]),
         ("Saved", big[2], f"{tokens[2]}; {many(totals['reused'], 'reused call')}"),
-        ("Wasted", big[1], tokens[1] + part),
+        ("Wasted", "unknown" if lost else big[1], tokens[1] + part),
         (
             "Duplication rate", share(rate),
             f"{totals['duplicates']:,} of {many(totals['executions'], 'execution')}{of_limit}",
@@ -247,7 +251,7 @@ def _over_time(found: Report, times: Times) -> Element | None:
     rows, limit = found.over_time, _limit(found)
     if not rows:
         return None
-    key = [("rate", "Duplication rate")]
+    title, key = "Duplication rate over time", [("rate", "Duplication rate")]
     about = "no limit is checked"
     if limit is not None:
         about = f"limit {alarms.limit('duplication', limit)}"
@@ -269,6 +273,7 @@ def _over_time(found: Report, times: Times) -> Element | None:
     ]  # fmt: skip
     listing = table(
         "over_time",
+        title,
         f"Executions and duplicates of each {step}, oldest first",
         columns,
         [
@@ -283,7 +288,7 @@ def _over_time(found: Report, times: Times) -> Element | None:
         ],
     )
     details = tag("details", tag("summary", f"The figures of each {step}"), listing)
-    return _section("over_time", "Duplication rate over time", drawing, details)
+    return _section("over_time", title, drawing, details)
 
 
 def _rate(rate: float, limit: Fraction | None) -> Inside:
@@ -296,10 +301,10 @@ def _cost(of: str, title: str, name: str, rows: Sequence[Row]) -> Element | None
         return None
     paid = _paid(rows)
     fields = PAID if paid else UNPAID
-    spent = ("charged", "wasted", "saved") if paid else ("tokens", "wasted tokens", "saved tokens")
+    heads = ("charged", "wasted", "saved") if paid else ("tokens", "wasted tokens", "saved tokens")
     columns = [
         Column(name, "text"),
-        *(Column(head, field=field) for head, field in zip(spent, fields, strict=True)),
+        *(Column(head, field=field) for head, field in zip(heads, fields, strict=True)),
         *([Column("tokens")] if paid else []), Column("executions"),
         Column("duplication rate", "share"), Column("doubled share", "share"),
     ]  # fmt: skip
@@ -314,11 +319,17 @@ def _cost(of: str, title: str, name: str, rows: Sequence[Row]) -> Element | None
         )
         for row in rows[:MOST_ROWS]
     ]
-    drawn = min(len(rows), DRAWN)
+    most = "charged" if paid else "executed"
+    listing = table(of, title, f"Most {most} first", columns, cells)
+    more = _rest(len(rows) - MOST_ROWS)
+    drawn = rows[:DRAWN]
+    if not any(row[field] for row in drawn for field in fields):
+        nothing = note("No tokens and no prices are known here, so that there is nothing to draw.")
+        return _section(of, title, nothing, listing, more)
     sums = "charged, wasted and saved" if paid else "tokens, wasted and saved tokens"
     drawing = chart(
         "cost",
-        f"{title}: {sums} of {many(drawn, name)}. The table that follows has all figures.",
+        f"{title}: {sums} of {many(len(drawn), name)}. The table that follows has all figures.",
         [
             ("charged", "Charged" if paid else "Tokens"),
             ("wasted", "of it wasted"),
@@ -329,15 +340,9 @@ def _cost(of: str, title: str, name: str, rows: Sequence[Row]) -> Element | None
         data_fields=" ".join(fields),
         data_sign=_sign(rows[0]["currency"]) if paid else None,
     )
-    if len(rows) > drawn:
-        drawing.append(note(f"The first {drawn} of {len(rows):,}."))
-    most = "charged" if paid else "executed"
-    listing = table(of, f"Most {most} first", columns, cells)
-    return _section(
-        of,
-        title,
-        tag("div", drawing, tag("div", listing, _rest(len(rows) - MOST_ROWS)), class_="pair"),
-    )
+    if len(rows) > len(drawn):
+        drawing.append(note(f"The first {len(drawn)} of {len(rows):,}."))
+    return _section(of, title, tag("div", drawing, tag("div", listing, more), class_="pair"))
 
 
 def _sign(currency: str) -> str:
@@ -345,10 +350,9 @@ def _sign(currency: str) -> str:
 
 
 def _spent(row: Row, fields: Sequence[str]) -> list[str]:
-    told = [cell(row[name], row["currency"]) for name in fields]
-    if fields == PAID and row["unpriced"]:
-        told[0] = "?" if told[0] == "-" else f"{told[0]}+?"
-    return told
+    if fields == PAID:
+        return [*bill(row, row["currency"]), cell(row["saved"], row["currency"])]
+    return [cell(row[name]) for name in fields]
 
 
 # --- findings --------------------------------------------------------------------------------------
@@ -365,10 +369,11 @@ def _worst(found: Report, times: Times) -> Element | None:
     if not rows:
         return None
     paid = any(one.charged or one.wasted for one in rows)
-    currency = found.totals["currency"]
+    currency, title = found.totals["currency"], "Worst tasks"
     listing = table(
         "worst_tasks",
-        "Tasks whose duplicates wasted most, the worst first",
+        title,
+        "Those whose duplicates wasted most, the worst first",
         [
             *_TASK, *([Column("wasted"), Column("charged")] if paid else []),
             Column("wasted tokens"), Column("duplicates"), Column("executions"),
@@ -377,7 +382,7 @@ def _worst(found: Report, times: Times) -> Element | None:
         [
             (
                 *_task(one),
-                *([cell(one.wasted, currency), cell(one.charged, currency)] if paid else []),
+                *(_bill(one, currency) if paid else ()),
                 cell(one.wasted_tokens),
                 cell(one.duplicates),
                 cell(one.executions),
@@ -388,7 +393,14 @@ def _worst(found: Report, times: Times) -> Element | None:
         ],
     )  # fmt: skip
     more = note("What happened to one: ", tag("code", "idemguard show FINGERPRINT"))
-    return _section("worst_tasks", "Worst tasks", listing, more)
+    return _section("worst_tasks", title, listing, more)
+
+
+def _bill(one: Worst, currency: str) -> tuple[str, str]:
+    return (
+        spent(one.wasted, one.unpriced_duplicates, currency),
+        spent(one.charged, one.unpriced, currency),
+    )
 
 
 def _findings(found: Report, times: Times) -> list[Element | None]:
@@ -415,14 +427,14 @@ _BACK = {
 def _handed_back(of: str, rows: Sequence[Drop | Loop], times: Times) -> Element | None:
     if not rows:
         return None
-    caption, advice = _BACK[of]
+    title, (about, advice) = of.capitalize(), _BACK[of]
     columns = [*_TASK, Column("by", "text"), Column("times"), Column("last")]
     cells: list[Cells] = [
         (*_task(one), listed(one.workers), f"{one.times:,}", times.tag(one.last, "%m-%d %H:%M:%S"))
         for one in rows[:MOST_FOUND]
     ]
-    listing, more = table(of, caption, columns, cells), _rest(len(rows) - MOST_FOUND)
-    return _section(of, of.capitalize(), listing, more, note(f"What to do: {advice}"))
+    listing, more = table(of, title, about, columns, cells), _rest(len(rows) - MOST_FOUND)
+    return _section(of, title, listing, more, note(f"What to do: {advice}"))
 
 
 def _missed(rows: Sequence[Missed]) -> Element | None:
@@ -443,10 +455,11 @@ def _missed(rows: Sequence[Missed]) -> Element | None:
         )
         for one in rows[:MOST_FOUND]
     ]
+    title, about = "Missed duplicates", "Equal to an earlier one but for a field or two"
     return _section(
         "missed_duplicates",
-        "Missed duplicates",
-        table("missed_duplicates", "Equal to an earlier one but for a field or two", columns, cells),
+        title,
+        table("missed_duplicates", title, about, columns, cells),
         _rest(len(rows) - MOST_FOUND),
         note(
             "What to do: if the work is the same without a field, name it in ",
@@ -458,7 +471,7 @@ def _missed(rows: Sequence[Missed]) -> Element | None:
 def _suspects(found: Missed) -> Element:
     inside: list[Inside] = []
     for one in found.suspects:
-        inside += [", " if inside else "", tag("bdi", tag("code", harmless(one.field)))]
+        inside += [", " if inside else "", tag("code", foreign(one.field))]
         inside.append(f" (differs in {one.differs:,} of {many(one.pairs, 'pair')})")
     return tag("span", *inside)
 
@@ -484,8 +497,9 @@ def _growth(rows: Sequence[Growth]) -> Element | None:
         )
         for one in rows
     ]
-    listing = table("growth", "History that is sent along with every step", columns, cells)
-    return _section("growth", "Growing input", listing)
+    title = "Growing input"
+    listing = table("growth", title, "History that is sent along with every step", columns, cells)
+    return _section("growth", title, listing)
 
 
 def _workers(found: Report) -> Element | None:
@@ -503,10 +517,10 @@ def _workers(found: Report) -> Element | None:
             foreign(row["worker"]),
             *(cell(row[name]) for name in counts),
             cell(row["total_tokens"]),
-            *([cell(row["charged"], currency), cell(row["wasted"], currency)] if paid else []),
+            *(bill(row, currency) if paid else ()),
         )
         for row in rows[:MOST_ROWS]
     ]
-    caption = f"Of the newest {many(found.looked_at, 'execution')}, most executions first"
-    more = _rest(len(rows) - MOST_ROWS)
-    return _section("workers", "Workers", table("workers", caption, columns, cells), more)
+    title, more = "Workers", _rest(len(rows) - MOST_ROWS)
+    about = f"Of the newest {many(found.looked_at, 'execution')}, most executions first"
+    return _section("workers", title, table("workers", title, about, columns, cells), more)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from xml.etree.ElementTree import Element, tostring
 
 from idemguard.report.tables import MOST_NAMES
-from idemguard.report.words import harmless, iso
+from idemguard.report.words import brief, harmless, iso
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+LONGEST = 120  # characters of a name that are shown
 Inside: TypeAlias = "Element | str | None"
 Cells: TypeAlias = "Sequence[Inside]"
 
@@ -45,8 +46,10 @@ def text_of(element: Element) -> str:
 
 
 def foreign(text: str) -> Element:
-    """What somebody else named, which does not turn the line around it."""
-    return tag("bdi", harmless(text))
+    """What somebody else named, which does not turn the line around it; a long one is cut."""
+    whole = harmless(text)
+    shown = brief(whole, LONGEST)
+    return tag("bdi", shown, title=None if shown == whole else whole)
 
 
 def listed(texts: Sequence[str]) -> Element:
@@ -77,8 +80,19 @@ class Column:
     field: str | None = None
 
 
-def table(name: str, caption: str, columns: Sequence[Column], rows: Iterable[Cells]) -> Element:
-    """A table that scrolls on its own, by keyboard too; a row's first cell names it."""
+def table(
+    name: str, title: str, about: str, columns: Sequence[Column], rows: Iterable[Cells]
+) -> Element:
+    """A table that scrolls on its own, by keyboard too; a row's first cell names it.
+
+    Args:
+        name: its id.
+        title: of its section: who only hears the caption knows which table it is.
+        about: what it holds, in what order.
+        columns: their heads.
+        rows: their cells.
+
+    """
     kinds = [f"text {one.kind}" if one.kind == "code" else one.kind for one in columns]
     heads = [
         tag("th", one.title, scope="col", class_=kind, data_of=one.field)
@@ -91,8 +105,10 @@ def table(name: str, caption: str, columns: Sequence[Column], rows: Iterable[Cel
             first = {} if number else {"scope": "row"}
             row.append(tag("td" if number else "th", inside, class_=kind, **first))
         body.append(row)
-    made = tag("table", tag("caption", caption), tag("thead", tag("tr", *heads)), body, id=name)
-    return tag("div", made, class_="wide", tabindex="0", role="region", aria_label=caption)
+    caption = tag("caption", tag("span", f"{title}: ", class_="unseen"), about)
+    made = tag("table", caption, tag("thead", tag("tr", *heads)), body, id=name)
+    label = f"{title}: {about}"
+    return tag("div", made, class_="wide", tabindex="0", role="region", aria_label=label)
 
 
 def chart(of: str, about: str, key: Sequence[tuple[str, str]], **data: str | None) -> Element:

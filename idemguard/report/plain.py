@@ -131,6 +131,8 @@ def worst_task(found: Worst) -> dict[str, Any]:
         "wasted_tokens": found.wasted_tokens,
         "charged": decimal_text(found.charged),
         "wasted": decimal_text(found.wasted),
+        "unpriced": found.unpriced,
+        "unpriced_duplicates": found.unpriced_duplicates,
         "workers": list(found.workers),
         "last": iso(found.last),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from idemguard.report import alarms
-from idemguard.report.words import cell, harmless, local, many, money, share, short
+from idemguard.report.words import cell, harmless, local, many, money, share, short, spent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -112,25 +112,39 @@ def _headline(on: Paper, totals: Row) -> None:
             f"{many(totals['executions'], 'execution')}, no duplicates.",
             GOOD,
         )
-    spent = f"{short(totals['total_tokens'])} tokens"
+    charged, wasted, saved = (
+        f"{short(totals[name])} tokens"
+        for name in ("total_tokens", "wasted_tokens", "saved_tokens")
+    )
     if 0 < totals["executions"] <= totals["without_usage"]:
-        spent = "unknown"
-    wasted, saved = (f"{short(totals[name])} tokens" for name in ("wasted_tokens", "saved_tokens"))
+        charged, wasted = "unknown", "unknown" if duplicates else wasted
     if paid:
-        spent = f"{money(totals['charged'], currency)} ({spent})"
-        wasted = f"{money(totals['wasted'], currency)} ({wasted})"
+        sums = in_all(totals)
+        charged = f"{sums[0]} ({charged})"
+        wasted = f"{sums[1]} ({wasted})"
         saved = f"{money(totals['saved'], currency)} ({saved})"
     part = ""
     if paid and totals["wasted"] and totals["charged"]:
         part = f", {share(float(totals['wasted'] / totals['charged']))} of it"
-    on.say(f"Cost:  {spent}; duplicates wasted {wasted}{part}.")
+    on.say(f"Cost:  {charged}; duplicates wasted {wasted}{part}.")
     on.say(f"Saved: {saved} by {many(totals['reused'], 'reused call')}.")
+
+
+def in_all(totals: Row) -> tuple[str, str]:
+    """What all was charged, and what duplicates wasted; `?` where none of it has a price."""
+    unpriced = totals["unpriced"]
+    charged, wasted = (
+        money(None if missing and not totals[name] else totals[name], totals["currency"])
+        for name, missing in (("charged", unpriced), ("wasted", unpriced and totals["duplicates"]))
+    )
+    return charged, wasted
 
 
 def _hidden(on: Paper, found: Sequence[Missed]) -> None:
     if found:
         costs = [one.charged for one in found if one.charged is not None]
         cost = f", {money(sum(costs[1:], costs[0]))}" if costs else ""
+        cost += "+?" if costs and len(costs) < len(found) else ""
         on.say(
             f"Missed: {sum(one.executions for one in found):,} executions look like duplicates "
             f"that a field hides ({short(sum(one.tokens for one in found))} tokens{cost}); "
@@ -190,10 +204,15 @@ def _rows(on: Paper, title: str, name: str, rows: Sequence[Row]) -> None:
 def _spent(row: Row, *, paid: bool) -> list[str]:
     if not paid:
         return [cell(row["wasted_tokens"]), cell(row["saved_tokens"])]
-    told = [cell(row[name], row["currency"]) for name in ("charged", "wasted", "saved")]
-    if row["unpriced"]:
-        told[0] = "?" if told[0] == "-" else f"{told[0]}+?"
-    return told
+    return [*bill(row, row["currency"]), cell(row["saved"], row["currency"])]
+
+
+def bill(row: Row, currency: str) -> tuple[str, str]:
+    """What a row was charged, and what duplicates wasted of it."""
+    unpriced = row["unpriced"]
+    # sums do not know whether those without a price are duplicates, lines do
+    twice = row.get("unpriced_duplicates", min(unpriced, row["duplicates"]))
+    return spent(row["charged"], unpriced, currency), spent(row["wasted"], twice, currency)
 
 
 def _workers(on: Paper, found: Report) -> None:
@@ -211,7 +230,7 @@ def _workers(on: Paper, found: Report) -> None:
                 row["worker"],
                 *(cell(row[name]) for name in ("executions", "duplicates", "failed", "lost")),
                 cell(row["total_tokens"]),
-                *([cell(row["charged"], currency), cell(row["wasted"], currency)] if paid else []),
+                *(bill(row, currency) if paid else ()),
             ]
             for row in found.workers[:MOST_ROWS]
         ],

@@ -21,6 +21,12 @@ def harmless(text: str) -> str:
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
+def brief(text: str, most: int = 60) -> str:
+    """A text of at most so many characters; what is too much is left out in the middle."""
+    half = (most - 1) // 2
+    return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
 def decimal_text(amount: Decimal) -> str:
     """An amount as programs read it: every digit, and never an exponent."""
     text = f"{amount:f}"
@@ -61,6 +67,14 @@ def cell(amount: Decimal | int, currency: str = "USD", *, signed: bool = False) 
     return f"+{text}" if signed and amount > 0 and text[0] != "<" else text
 
 
+def spent(known: Decimal, unpriced: int, currency: str = "USD") -> str:
+    """Money in a table; `?` where it is unknown, `+?` where executions without a price add to it."""
+    told = cell(known, currency)
+    if not unpriced:
+        return told
+    return f"{told}+?" if known else "?"
+
+
 def share(fraction: float) -> str:
     """A fraction as a percentage; one that is not 0 does not look like it."""
     if 0 < fraction < 0.0005:  # noqa: PLR2004 - what would round to 0.0%
@@ -81,6 +95,12 @@ def iso(moment: int | None) -> str | None:
         return datetime.fromtimestamp(moment / 1000, UTC).isoformat(timespec="milliseconds")
     except (OverflowError, ValueError, OSError):
         return None  # later than any calendar
+
+
+def minute(moment: int) -> str:
+    """A time in ms as commands take it: UTC, to the minute."""
+    told = iso(moment)
+    return "now" if told is None else f"{told[:16]}Z"
 
 
 def local(moment: int, spec: str = "%Y-%m-%d %H:%M:%S") -> str:

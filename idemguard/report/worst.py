@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from idemguard.findings import by_task
 from idemguard.record import DUPLICATES
+from idemguard.report.lines import unpriced
 from idemguard.usage import money
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Worst:
         wasted_tokens: what the duplicates took; those that told no usage are in no sum.
         charged: what the executions cost; those without a price are in no sum.
         wasted: what the duplicates did.
+        unpriced: executions that are not, or not wholly, in the money.
+        unpriced_duplicates: those of them that are duplicates.
         workers: who executed the duplicates, in the order in which they first did.
         last: when the last duplicate started, ms.
 
@@ -50,6 +53,8 @@ class Worst:
     wasted_tokens: int
     charged: Decimal
     wasted: Decimal
+    unpriced: int
+    unpriced_duplicates: int
     workers: tuple[str, ...]
     last: int
 
@@ -84,6 +89,8 @@ def _worst(task: Sequence[Execution], twice: Sequence[Execution]) -> Worst:
         ),
         charged=money(sum(line.spent.cost or 0 for line in task)),
         wasted=money(sum(line.spent.cost or 0 for line in twice)),
+        unpriced=sum(map(unpriced, task)),
+        unpriced_duplicates=sum(map(unpriced, twice)),
         workers=tuple(dict.fromkeys(line.worker for line in twice)),
         last=max(line.started for line in twice),
     )

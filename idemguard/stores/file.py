@@ -289,10 +289,10 @@ class File:
 
     def _make_folder(self) -> None:
         folder = self.path.parent
+        made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        ignore = folder / ".gitignore"
-        if folder.name == ".idemguard" and not ignore.exists():
-            ignore.write_text("*\n")
+        if made and folder.name == ".idemguard":
+            (folder / ".gitignore").write_text("*\n")
 
     def _prepared(self, connection: sqlite3.Connection) -> bool:
         """Whether it has our tables; a file that is not for us is left as it is."""

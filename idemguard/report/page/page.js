@@ -50,6 +50,11 @@
         rates.push({ x: starts[row] + step, y: NaN });
       }
     });
+    // as wide as a step, however far apart those are in which something happened
+    const barThickness = ({ chart }) => {
+      const there = chart.chartArea?.width ?? chart.width;
+      return Math.max(1, (0.8 * there * step) / (max - min));
+    };
     const bars = (field) => found.map((one, row) => ({ x: starts[row] + step / 2, y: one[field], row }));
     const limit = report.checked.find((one) => one.kind === "duplication")?.limit;
     const top = Math.max(...found.map((one) => one.duplication_rate));
@@ -59,10 +64,10 @@
       pointBackgroundColor: colour("accent"), pointHitRadius: 8,
     }, {
       label: "Duplicates", yAxisID: "volume", data: bars("duplicates"), grouped: false, order: 1,
-      backgroundColor: colour("accent"), barPercentage: 0.8, categoryPercentage: 1,
+      backgroundColor: colour("accent"), barThickness,
     }, {
       label: "Executions", yAxisID: "volume", data: bars("executions"), grouped: false, order: 2,
-      backgroundColor: colour("plain"), barPercentage: 0.8, categoryPercentage: 1,
+      backgroundColor: colour("plain"), barThickness,
     }];
     // what the pointer is at is the step, wherever in it the pointer is
     Chart.Interaction.modes.step = (chart, event) => {
