@@ -165,7 +165,7 @@ class Watch:
         self.emit({
             "kind": "stop", "id": claim.id, **_task(claim), "took": took, "declined": declined,
             "error": error, "tokens": None if usage is None else usage.total_tokens,
-            "cost": _text(spent),
+            "cost": _text(spent), "responses": spent.responses,
         })  # fmt: skip
 
     def told(self, ask: Ask, reply: Reply) -> None:

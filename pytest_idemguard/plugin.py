@@ -137,7 +137,7 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     if targets or llm:
         from pytest_idemguard.watching import install
 
-        early_config.add_cleanup(install(targets, llm=bool(llm)))
+        early_config.add_cleanup(install(targets, llm=bool(llm), config=early_config))
 
 
 def _forget_early() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from pytest_idemguard.journals import alive
+from pytest_idemguard.journals import alive, outermost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,6 +88,7 @@ def counted(runs: Iterable[Run], *, failed: bool) -> list[Run]:
 
 _NAMES = {one.name for one in fields(Run)}
 _PLAIN = sorted(_NAMES - {"digests"})
+WATCHED = "watched"  # cause of a run that no guard has, as pytest_idemguard.watched has it
 
 
 class Book:
@@ -97,6 +98,7 @@ class Book:
         self.runs: dict[str, Run] = {}
         self.calls: Counter[tuple[str, str]] = Counter()  # by task type and outcome
         self.saved: dict[str, Decimal] = {}  # by task type
+        self._answers: dict[tuple[str, str], Run] = {}  # by a provider's response
         for event in events:
             self.add(event)
 
@@ -108,10 +110,23 @@ class Book:
                     known = {name: event[name] for name in event.keys() & _NAMES}
                     self.runs[event["id"]] = Run(**known, started=event["at"])
             case "stop":
-                if (run := self.runs.get(event["id"])) is not None:
+                if (run := self.runs.get(event["id"])) is not None and run.ended is None:
                     _end(run, event)
+                    self._once(run, event["responses"])
             case "call":
                 self._call(event)
+
+    def _once(self, run: Run, responses: Iterable[str]) -> None:
+        """What a watched call and the guarded task around it both tell is spent once."""
+        for name in responses:
+            key = outermost(run.ns), name
+            other = self._answers.setdefault(key, run)
+            # a server that stands in for the real one may have one id for all
+            both = (run, other) if other is not run and _within(run, other) else ()
+            double = next((one for one in both if one.cause == WATCHED), None)
+            if double is not None:
+                double.tokens = double.cost = None
+                self._answers[key] = run if double is other else other
 
     def _call(self, event: dict[str, Any]) -> None:
         task, source = event["task"], event["source"]
@@ -139,9 +154,13 @@ class Book:
         )
 
 
+def _within(one: Run, other: Run) -> bool:
+    """Whether one of two runs that have ended took place in the other's time."""
+    outer, inner = (one, other) if one.started <= other.started else (other, one)
+    return (inner.ended or 0) <= (outer.ended or 0)
+
+
 def _end(run: Run, event: dict[str, Any]) -> None:
-    if run.ended is not None:
-        return
     run.ended, run.took, run.error = event["at"], event["took"], event["error"]
     run.tokens, run.cost = event["tokens"], event["cost"]
     run.status = "declined" if event["declined"] else "failed" if event["error"] else "ok"

@@ -40,7 +40,8 @@ class Row(NamedTuple):
         tests: what is seen of each.
         shown: what is seen of the one instead that sets a wider fixture up, or tears it down.
         mixed: whether it is open which of the tests it is seen of.
-        code: the exit code where it is run alone; None: as its tests come out.
+        args: that it is run with, where it is run alone.
+        code: the exit code then; None: as its tests come out.
         rest: what is told then that is of no test.
 
     """
@@ -48,6 +49,7 @@ class Row(NamedTuple):
     tests: dict
     shown: dict | None = None
     mixed: bool = False
+    args: tuple = ()
     code: int | None = None
     rest: tuple = ()
 
@@ -184,6 +186,19 @@ MARKER = {
         code=2, rest=("the run was interrupted",),
     ),
 }  # fmt: skip
+SELDOM = ("--idemguard-watch=seldom:ask",)
+WATCHING = {
+    "a watched module that there is not": Row(
+        {"test_passes": []}, args=("--idemguard-watch=nowhere:ask",), code=4
+    ),
+    "a watched module that nobody imports": Row(
+        {"test_passes": NOTHING}, args=SELDOM,
+        rest=("seldom:ask: nothing was counted, the module 'seldom' was never imported",),
+    ),
+    "a watched module that one worker imports": Row(
+        {"test_imports": NOTHING, "test_passes": NOTHING}, args=SELDOM
+    ),
+}  # fmt: skip
 
 
 def attempts(first, *, last, each=True):
@@ -225,4 +240,5 @@ ROWS = {
     "units": UNITS,
     "session": SESSION,
     "marker": MARKER,
+    "watching": WATCHING,
 }

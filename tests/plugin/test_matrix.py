@@ -18,6 +18,7 @@ from plugin.matrix_table import FLAKY, RERUNFAILURES, RETRY, ROWS, counts
 from pytest_idemguard import plugin
 from pytest_idemguard.session import Session
 from pytest_idemguard.telling import Active
+from pytest_idemguard.watching import Watching
 
 SOURCES = Path(__file__).parent / "matrix"
 
@@ -104,7 +105,7 @@ KINDS = {
     ),
 }  # fmt: skip
 # of which single rows are run, without a hook
-ALONE = dict.fromkeys(("rows", "session", "marker"), SYNC[:1])
+ALONE = dict.fromkeys(("rows", "session", "marker", "watching"), SYNC[:1])
 SINGLE = Kind(ALONE, {}, "", ())
 SPREAD = {
     "n0": ("-n0",),
@@ -195,6 +196,8 @@ class Seen:
         section = result.out.partition("= idemguard =")[2]
         for nodeid, said in re.findall(r"^(\S+::\S+):\n(idemguard: .*)$", section, re.MULTILINE):
             self.tests[nodeid].append(f"at the end: {_bare(said)}")
+        unseen = result.out.partition("= idemguard: not watched =")[2]
+        self.rest += re.findall("^idemguard_watch: (.*)$", unseen, re.MULTILINE)
         self.order = re.findall("^.*random-order-seed=.*$", result.out, re.MULTILINE)
 
     @staticmethod
@@ -326,6 +329,7 @@ def test_there_is_nothing_besides(matrix, name, spread):
 
 TESTS, CODE, REST = "tests", "code", "rest"
 BODY = ("rows", "twice in the body")
+UNSEEN = ("watching", "a watched module that nobody imports")
 TWO = ("session", "scope session, in two tests")
 # what shows that a hook is missing: a row, how it is run, and what is not as expected then
 HOOKS = {
@@ -340,6 +344,14 @@ HOOKS = {
     "session:Session.pytest_sessionfinish": (*TWO, "n0", {TESTS, CODE, REST}),
     "session:Session.pytest_terminal_summary": ("rows", "mode report", "n0", {TESTS}),
     "telling:Active.pytest_runtest_makereport": (*BODY, "n0", {TESTS}),
+    "watching:Watching.pytest_collection_finish": (
+        "watching", "a watched module that there is not", "n0", {TESTS, REST},
+    ),
+    "watching:Watching.pytest_testnodedown": (
+        "watching", "a watched module that one worker imports", "n2", {REST},
+    ),
+    "watching:Watching.pytest_sessionfinish": (*UNSEEN, "n0", {REST}),
+    "watching:Watching.pytest_terminal_summary": (*UNSEEN, "n0", {REST}),
     "plugin:pytest_addoption": (*BODY, "n0", {TESTS, REST}),
     "plugin:pytest_load_initial_conftests": ("rows", "watched", "n0", {TESTS, CODE}),
     "plugin:pytest_configure": (*BODY, "n0", {TESTS, CODE, REST}),
@@ -352,7 +364,7 @@ def differing(matrix, source, label, spread, without=None):
     """What of a row, run alone, is not as expected."""
     row, file = ROWS[source][label], file_of(source, "plain")
     tests = [nodeid.removesuffix("::") for nodeid in nodeids(row, file)]
-    seen = run(matrix.project(SINGLE), SINGLE, spread, tests, without)
+    seen = run(matrix.project(SINGLE), SINGLE, spread, [*tests, *row.args], without)
     expected, found = compared(seen, row, file)
     differs = {
         TESTS: found != expected,
@@ -378,7 +390,12 @@ def test_with_all_hooks_it_holds(matrix, source, label, spread):
 
 
 def test_no_hook_is_left_out():
-    owners = {"session:Session.": Session, "telling:Active.": Active, "plugin:": plugin}
+    owners = {
+        "session:Session.": Session,
+        "telling:Active.": Active,
+        "watching:Watching.": Watching,
+        "plugin:": plugin,
+    }
     hooks = {
         f"{where}{name}"
         for where, owner in owners.items()

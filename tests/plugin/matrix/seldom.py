@@ -1,0 +1,5 @@
+"""A module that is imported late, or not at all."""
+
+
+def ask():
+    pass
