@@ -6,7 +6,9 @@ import asyncio
 import functools
 import gc
 import importlib
+import itertools
 import os
+import signal
 import threading
 import time
 import warnings
@@ -19,13 +21,16 @@ from idemguard import Guard, context, engine, log
 from idemguard.errors import StoreUnavailableError
 from idemguard.stores import memory
 from idemguard.stores.bridge import Direct, InThread
+from idemguard.stores.loops import LoopSide
 from idemguard.stores.memory import MemoryStore
 from idemguard.stores.redis import RedisStore
+from idemguard.stores.sharing import LATE
+from idemguard.stores.side import Side
 from idemguard.stores.sqlite import SqliteStore
 
 pytest_plugins = ("servers.fixtures",)
 
-LONG = 20.0  # seconds after which something that should have happened has not
+LONG = 60.0  # seconds; a machine under load is slow, but what takes longer hangs
 # the package has a function of this module's name
 decorator = importlib.import_module("idemguard.idempotent")
 SURROUNDINGS = (
@@ -63,6 +68,13 @@ def fresh(monkeypatch):
     _forget_all()
     yield
     _forget_all()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible():
+    """Where the suite runs in a shell's background, Ctrl-C would be ignored."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Here connections are cut, killed and cancelled, and loops closed by hand: what the client libraries
@@ -329,6 +341,60 @@ def _until(condition, timeout=LONG):
 def until():
     """Waits until something holds, at most so long."""
     return _until
+
+
+class Waiting:
+    """Who of this process waits at a server, and what is heard there, as it goes on."""
+
+    def __init__(self, monkeypatch) -> None:
+        self._there = set()
+        self.ever = 0  # how often a call began to wait
+        self.beats = []  # when the leader was heard to renew, s
+        park, apark, hint = RedisStore.park, LoopSide.park, Side.hint
+
+        def parked(store, *args):
+            return self._noted(park(store, *args))
+
+        async def aparked(side, *args):
+            return self._noted(await apark(side, *args))
+
+        def heard(side, channel, text):
+            if text.startswith("beat "):
+                self.beats.append(time.monotonic())
+            return hint(side, channel, text)
+
+        monkeypatch.setattr(RedisStore, "park", parked)
+        monkeypatch.setattr(LoopSide, "park", aparked)
+        monkeypatch.setattr(Side, "hint", heard)
+
+    def _noted(self, unpark):
+        self._there.add(unpark)
+        self.ever += 1
+
+        def leave() -> None:
+            self._there.discard(unpark)
+            unpark()
+
+        return leave
+
+    @property
+    def now(self) -> int:
+        """How many calls wait, with all that this takes done."""
+        return len(self._there)
+
+    def unheard(self, lease, since) -> int:
+        """How often since then the waiters had to ask, since no renewal was heard in time."""
+        end = time.monotonic()
+        before = [since, *(beat for beat in self.beats if beat < since)][-1]
+        heard = [before, *(beat for beat in self.beats if beat > before), end]
+        quiet = lease / 3 + LATE / 1000
+        return sum(int((b - a) / quiet) for a, b in itertools.pairwise(heard))
+
+
+@pytest.fixture
+def waiting(monkeypatch):
+    """Who waits at a server, and what is heard there."""
+    return Waiting(monkeypatch)
 
 
 @pytest.fixture

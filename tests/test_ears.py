@@ -13,7 +13,7 @@ from idemguard.stores.clients import Clients
 from idemguard.stores.ears import Ears, LoopEars, Subscription
 
 ROUNDS = 300
-LONG = 20.0
+LONG = 60.0
 
 
 def test_an_end_that_was_asked_for_is_no_loss_where_the_channel_is_wanted_again():

@@ -27,7 +27,7 @@ from idemguard.generated import looks_generated
 from idemguard.record import Address, Caller, Cause, Claim, Execution, Status
 from idemguard.usage import Spent, Usage
 
-SOON = 10  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened
 NOON = 1_800_000_000_000
 SECRET = b"s" * 32
 

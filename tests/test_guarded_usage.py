@@ -16,7 +16,7 @@ import pytest
 from idemguard import Guard, Usage, capture, current, errors, record_usage, task_fingerprint
 from idemguard.stores.memory import MemoryStore
 
-SOON = 10  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened
 PRICES = {"gpt": {"input": "2", "output": "8"}, "claude": {"input": "3", "output": "15"}}
 
 

@@ -36,7 +36,7 @@ from idemguard import (
     worker,
 )
 
-SOON = 10  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened
 
 
 def listed(doc_id: str, lang: str = "en") -> dict:

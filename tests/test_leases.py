@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from workers.lab import Lab, found_a_claim, until
+from workers.lab import PATIENCE, Lab, found_a_claim, until
 from workers.stores import Watched
 
 from idemguard import Guard, capture, current, record_usage, task_fingerprint
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from idemguard.stores import Store
 
-SLACK = 1.0  # seconds that a machine under load may be late
+SLACK = 10.0  # seconds that a machine under load may be late; less than a lease that nobody set
 
 
 @pytest.fixture
@@ -35,9 +35,9 @@ def real(store: Store) -> Store:
 
 # what is executed, its lease: each for six seconds
 LONG = {
-    "plain": ("sync", [("sleep", 6)], 1.0),
-    "coroutine": ("async", [("pause", 6)], 1.0),
-    "blocks its loop": ("async", [("sleep", 6)], 1.0),
+    "plain": ("sync", [("sleep", 6)], 2.0),
+    "coroutine": ("async", [("pause", 6)], 2.0),
+    "blocks its loop": ("async", [("sleep", 6)], 2.0),
     "holds the interpreter": ("sync", [("sleep", 1.4), ("hold", 2), ("sleep", 2.6)], 4.5),
     "holds loop and interpreter": ("async", [("sleep", 1.4), ("hold", 2), ("sleep", 2.6)], 4.5),
 }
@@ -89,15 +89,15 @@ def test_long_bodies_are_executed_once(lab: Lab) -> None:
 def test_a_body_that_never_ends_is_renewed_up_to_max_run(lab: Lab, kind: str) -> None:
     stuck, successor = lab.workers(2)
     steps = [("gate", lab.gate("end")), ("check", "end")]
-    lab.call(stuck, "stuck", kind=kind, steps=steps, lease=0.6, max_run=1.5)
-    first = lab.started("stuck")
+    lab.call(stuck, "stuck", kind=kind, steps=steps, lease=1.2, max_run=1.5)
+    started = lab.started("stuck")["at"]
     taken = lab.call(successor, "stuck", lease=0.6, max_run=1.5).end()
     assert (taken["source"], taken["cause"]) == ("executed", "lost")
     second = lab.starts("stuck")[1]
     claimed, again = lab.lines("stuck")
     assert claimed.until - claimed.started == 1500
     assert claimed.until <= again.started
-    assert 1.3 < second["at"] - first["at"] < 1.5 + SLACK
+    assert second["at"] - started < 1.5 + SLACK
     lab.open("end")
     late = stuck.end()
     assert (late["source"], late["lost"]) == ("executed", True)
@@ -111,7 +111,7 @@ def test_a_body_that_never_ends_is_renewed_up_to_max_run(lab: Lab, kind: str) ->
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_one_waiter_takes_over_from_a_killed_leader(lab: Lab, kind: str) -> None:
-    lease, leader, waiters = 1.0, lab.worker(), lab.workers(3)
+    lease, leader, waiters = 1.5, lab.worker(), lab.workers(3)
     steps = [("usage", [70, 30]), ("gate", lab.gate("never"))]
     lab.call(leader, "killed", kind=kind, steps=steps, lease=lease)
     lab.started("killed")
@@ -126,7 +126,7 @@ def test_one_waiter_takes_over_from_a_killed_leader(lab: Lab, kind: str) -> None
     leader.kill()
     told = [outcome for waiter in waiters for outcome in waiter.end()]
     first, second = lab.starts("killed")
-    assert second["at"] - time_of_death < lease + 1
+    assert second["at"] - time_of_death < lease + SLACK
     assert second["cause"] == "lost"
     assert sorted(outcome["source"] for outcome in told) == ["executed"] + ["reused"] * 11
     assert {outcome["result"]["token"] for outcome in told} == {second["token"]}
@@ -143,7 +143,7 @@ def test_one_waiter_takes_over_from_a_killed_leader(lab: Lab, kind: str) -> None
 def test_a_killed_execution_is_told_lost_though_nobody_calls_again(lab: Lab) -> None:
     leader, reader = lab.workers(2)
     steps = [("usage", [70, 30]), ("gate", lab.gate("never"))]
-    lab.call(leader, "alone", steps=steps, lease=0.6)
+    lab.call(leader, "alone", steps=steps, lease=1.5)
     until(lambda: lab.lines("alone") and lab.lines("alone")[0].usage, what="a renewal")
     assert reader.do("ledger", url=lab.url)["lines"][0]["status"] == "open"
     leader.kill()
@@ -347,7 +347,7 @@ def test_a_thawed_leader_whose_store_was_emptied_and_not_used_again(lab: Lab) ->
 @pytest.mark.parametrize("kind", ["sync", "async"])
 def test_a_call_shorter_than_a_third_of_the_lease_is_not_renewed(real: Store, kind: str) -> None:
     store = Watched(real)
-    guard = Guard(store=store, lease=2)
+    guard = Guard(store=store, lease=3)
 
     def body(number: int) -> int:
         time.sleep(0.05)
@@ -378,11 +378,12 @@ def test_a_call_shorter_than_a_third_of_the_lease_is_not_renewed(real: Store, ki
 
 
 def test_a_store_has_one_heartbeat_thread(real: Store) -> None:
-    guard, inside, go = Guard(store=real, lease=20), threading.Barrier(301), threading.Event()
+    # with nothing due meanwhile: where a renewal is late, a second thread helps
+    guard, inside, go = Guard(store=real, lease=360), threading.Barrier(301), threading.Event()
 
     def body(_: int) -> None:
-        inside.wait(60)
-        assert go.wait(60)
+        inside.wait(PATIENCE)
+        assert go.wait(PATIENCE)
 
     def call(number: int) -> None:
         guard.run_task("work", number, body)
@@ -390,11 +391,11 @@ def test_a_store_has_one_heartbeat_thread(real: Store) -> None:
     before = set(threading.enumerate())
     with ThreadPoolExecutor(300, thread_name_prefix="caller") as threads:
         running = [threads.submit(call, number) for number in range(300)]
-        inside.wait(60)
+        inside.wait(PATIENCE)
         new = [t.name for t in set(threading.enumerate()) - before]
         go.set()
         for future in running:
-            future.result(60)
+            future.result(PATIENCE)
     assert new.count("idemguard-heart") == 1
     assert {name for name in new if not name.startswith("caller")} <= {
         "idemguard-heart",
@@ -414,14 +415,14 @@ def test_a_failed_renewal_is_tried_again(real: Store, kind: str) -> None:
         return tries[-1] % 3 != 2  # two fail, then one does not
 
     store = Watched(real, fails=fails)
-    guard, others = Guard(store=store, lease=0.9), Guard(store=real)
+    guard, others = Guard(store=store, lease=1.8), Guard(store=real)
 
     def body(_: Any) -> str:
-        until(lambda: len(tries) >= 9)
+        until(lambda: len(tries) >= 6)
         return "value"
 
     async def abody(_: Any) -> str:
-        await asyncio.to_thread(until, lambda: len(tries) >= 9)
+        await asyncio.to_thread(until, lambda: len(tries) >= 6)
         return "value"
 
     def lead() -> Any:
@@ -438,11 +439,11 @@ def test_a_failed_renewal_is_tried_again(real: Store, kind: str) -> None:
         until(lambda: "Begin" in store.names())
         until(lambda: list(others.ledger.lines()))
         waiting = threads.submit(others.run_task, "work", 1, lambda _: "another")
-        assert led.result(30).lost is False
-        assert waiting.result(30).source == "reused"
+        assert led.result(PATIENCE).lost is False
+        assert waiting.result(PATIENCE).source == "reused"
     (line,) = others.ledger.lines()
     assert (line.status, line.kept) == ("ok", True)
-    assert line.ended - line.started > 900
+    assert line.ended - line.started > 1800
 
 
 def test_a_lease_that_lapsed_is_revived_if_nobody_took_over(real: Store) -> None:
@@ -488,12 +489,12 @@ def held(execution: Any) -> bool:
 def test_check_asks_the_store_where_the_lease_may_be_past(real: Store) -> None:
     store = Watched(real, fails=lambda command: isinstance(command, Renew) and away.is_set())
     guard, away = Guard(store=store, lease=0.4), threading.Event()
+    assert guard.run_task("work", 0, lambda _: held(current()), lease=60).result is True
+    assert "Renew" not in store.names()  # within its lease it need not ask
 
     def body(_: Any) -> int:
         execution = current()
         assert execution is not None
-        execution.check()
-        assert "Renew" not in store.names()  # within its lease it need not ask
         away.set()
         until(lambda: not held(execution))  # nobody can say so any longer
         assert "Renew" in store.names()
@@ -530,6 +531,7 @@ def test_an_end_reaches_the_ledger_when_the_store_is_back(
     async def acall() -> Any:
         return await guard.run_task("work", 1, abody)
 
+    began = time.time()
     with capture() as calls:
         if how == "error":
             with pytest.raises(KeyError):
@@ -544,13 +546,13 @@ def test_an_end_reaches_the_ledger_when_the_store_is_back(
     assert [r.levelname for r in caplog.records] == ["WARNING"]
 
     until(lambda: time.time() - ended > 0.3)
+    up = time.time()
     store.down = False
-    until(lambda: next(iter(guard.ledger.lines())).status != "open", 5, "the end is told")
+    until(lambda: next(iter(guard.ledger.lines())).status != "open", what="the end is told")
     (line,) = guard.ledger.lines()
     assert line.status == ("failed" if how == "error" else "ok")
-    assert line.ended / 1000 == pytest.approx(
-        ended, abs=0.15
-    )  # when it ended, not when it was told
+    # when it ended, not when it was told; the store's clock is in ms
+    assert began - 0.002 <= line.ended / 1000 < up
     assert line.usage.total_tokens == 6
     again = guard.run_task("work", 1, lambda _: "again")
     assert (again.source, again.cause) == (
@@ -581,7 +583,10 @@ def test_unguarded_executions_are_written_later(real: Store, kind: str) -> None:
     store.down = True
     pause = 0.2
 
+    began, entered, over = list[float](), list[float](), list[float]()
+
     def body(number: int) -> int:
+        entered.append(time.time())
         record_usage(input_tokens=number, output_tokens=0)
         time.sleep(pause)
         if number == 3:
@@ -594,7 +599,6 @@ def test_unguarded_executions_are_written_later(real: Store, kind: str) -> None:
     async def acall(number: int) -> Any:
         return await guard.run_task("work", number, abody)
 
-    began = []
     with capture() as calls:
         for number in (1, 2, 3):
             began.append(time.time())
@@ -604,19 +608,23 @@ def test_unguarded_executions_are_written_later(real: Store, kind: str) -> None:
                 )
             except KeyError:
                 assert number == 3
+            over.append(time.time())
     assert [call.source for call in calls] == ["unguarded", "unguarded", "failed"]
     assert [call.result for call in calls] == [1, 2, None]
     assert list(Guard(store=real).ledger.lines()) == []
 
     store.down = False
+    settling = time.time()
     guard.engine.backlog.settle()
+    # the store's clock is in ms, and is read while they are told
+    late = time.time() - settling + 0.005
     lines = list(guard.ledger.lines())
     assert [line.cause for line in lines] == ["unguarded"] * 3
     assert [line.status for line in lines] == ["ok", "ok", "failed"]
     assert [line.usage.total_tokens for line in lines] == [1, 2, 3]
-    for line, start in zip(lines, began, strict=True):
-        assert line.started / 1000 == pytest.approx(start, abs=0.1)
-        assert (line.ended - line.started) / 1000 == pytest.approx(pause, abs=0.1)
+    for line, start, inside, end in zip(lines, began, entered, over, strict=True):
+        assert start - 0.005 <= line.started / 1000 <= inside + late
+        assert pause - late <= (line.ended - line.started) / 1000 <= end - start + late
     totals = guard.ledger.totals()
     assert (totals["executions"], totals["duplicates"], totals["unguarded"]) == (3, 3, 2)
     assert totals["calls"] == 3
@@ -624,35 +632,28 @@ def test_unguarded_executions_are_written_later(real: Store, kind: str) -> None:
     assert guard.run_task("work", 1, lambda _: "now").source == "executed"
 
 
-def test_up_to_1000_unguarded_executions_are_kept(
-    real: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = Watched(real)
-    guard = Guard(store=store, on_store_error="run")
-    store.down = True
-    for number in range(1000):
-        assert guard.run_task("work", number, lambda n: n).source == "unguarded"
-    assert not any("dropped" in record.getMessage() for record in caplog.records)
-    store.down = False
-    guard.close()
-    totals = Guard(store=real).ledger.totals()
-    assert (totals["executions"], totals["unguarded"]) == (1000, 1000)
-
-
-def test_more_than_1000_drop_the_oldest_with_a_warning(
+def test_1000_unguarded_executions_are_kept_and_of_more_the_oldest_are_dropped(
     real: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Watched(real)
     guard = Guard(store=store, on_store_error="run")
     store.down = True
     caplog.set_level(logging.WARNING, logger="idemguard")
-    for number in range(1010):
+
+    def dropped() -> int:
+        return sum("dropped" in record.getMessage() for record in caplog.records)
+
+    for number in range(1000):
+        assert guard.run_task("work", number, lambda n: n).source == "unguarded"
+    assert dropped() == 0
+    for number in range(1000, 1010):
         guard.run_task("work", number, lambda n: n)
-    assert sum("dropped" in record.getMessage() for record in caplog.records) == 1
+    assert dropped() == 1
     store.down = False
     guard.close()
     kept = Guard(store=real).ledger
-    assert 1000 <= kept.totals()["executions"] < 1010
+    totals = kept.totals()
+    assert 1000 <= totals["executions"] == totals["unguarded"] < 1010
     (last,) = kept.executions(calls_fingerprint(1009))
     assert last.cause == "unguarded"
     assert kept.executions(calls_fingerprint(0)) == []

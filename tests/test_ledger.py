@@ -23,7 +23,7 @@ from idemguard import (
     worker,
 )
 
-SOON = 10  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened
 MINUTE = timedelta(minutes=1)
 PRICES = {"m": {"input": "3", "output": "15"}}
 ONE = task_fingerprint("t", {"n": 1})

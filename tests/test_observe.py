@@ -13,7 +13,7 @@ from idemguard import Guard, bypass, capture, errors, task_fingerprint
 from idemguard.claim import Begin, Complete, Release
 from idemguard.stores.sqlite import SqliteStore
 
-SOON = 10  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened
 
 
 def counted(guard, task_type="t"):

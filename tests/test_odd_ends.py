@@ -14,7 +14,7 @@ from idemguard import Guard, Task, current, errors, record_usage
 from idemguard.claim import Complete
 from idemguard.stores.memory import MemoryStore
 
-SOON = 10.0
+SOON = 60.0  # seconds; a machine under load is slow, but what takes longer hangs
 
 
 # a loop that nobody wound up leaves the connections of its calls to the garbage collector

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from workers import jobs
-from workers.lab import Lab, found_a_claim, until
+from workers.lab import PATIENCE, Lab, found_a_claim, until
 
 from idemguard import ExecutionLedger, Guard
 
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from idemguard.stores import Store
 
 ROUNDS = 50
+TURNS = 20  # of one loop, which takes its tasks in the same order each time
 KEYS = 50
+AGES = 300.0  # seconds that thousands of calls may take under load
 
 
 @pytest.fixture
@@ -64,7 +66,7 @@ def test_64_threads_on_a_cold_key(guard: Guard, tmp_path: Path) -> None:
     def one(_: int) -> list[int]:
         found = []
         for number in range(ROUNDS):
-            barrier.wait(timeout=60)
+            barrier.wait(timeout=PATIENCE)
             found.append(work(number))
         return found
 
@@ -85,13 +87,13 @@ def test_200_tasks_of_one_loop_on_a_cold_key(guard: Guard, tmp_path: Path) -> No
         return number * 7
 
     async def all_rounds() -> None:
-        for number in range(ROUNDS):
+        for number in range(TURNS):
             found = await asyncio.gather(*(work(number) for _ in range(200)))
             assert found == [number * 7] * 200
 
     asyncio.run(all_rounds())
-    assert len(counted(log)) == len(set(counted(log))) == ROUNDS
-    once_each(guard.ledger, ROUNDS, 200 * ROUNDS)
+    assert len(counted(log)) == len(set(counted(log))) == TURNS
+    once_each(guard.ledger, TURNS, 200 * TURNS)
 
 
 def test_8_processes_on_a_cold_key(lab: Lab) -> None:
@@ -106,10 +108,10 @@ def test_8_processes_on_a_cold_key(lab: Lab) -> None:
     for process in crowd:
         process.start()
     try:
-        sources = [answers.get(timeout=60) for _ in crowd]
+        sources = [answers.get(timeout=PATIENCE) for _ in crowd]
     finally:
         for process in crowd:
-            process.join(10)
+            process.join(PATIENCE)
             process.kill()
     assert [process.exitcode for process in crowd] == [0] * 8
     for of_round in zip(*sources, strict=True):
@@ -118,6 +120,7 @@ def test_8_processes_on_a_cold_key(lab: Lab) -> None:
     once_each(lab.ledger, ROUNDS, 8 * ROUNDS)
 
 
+@pytest.mark.timeout(3 * AGES)  # these are 20,000 calls
 def test_8_processes_on_50_cold_keys(lab: Lab) -> None:
     context = multiprocessing.get_context("spawn")
     barrier, answers = context.Barrier(8), context.Queue()
@@ -126,10 +129,10 @@ def test_8_processes_on_50_cold_keys(lab: Lab) -> None:
     for process in crowd:
         process.start()
     try:
-        sources = [answers.get(timeout=120) for _ in crowd]
+        sources = [answers.get(timeout=AGES) for _ in crowd]
     finally:
         for process in crowd:
-            process.join(10)
+            process.join(PATIENCE)
             process.kill()
     assert [process.exitcode for process in crowd] == [0] * 8
     count = ROUNDS * KEYS
@@ -168,7 +171,7 @@ def test_a_retry_runs_at_once(lab: Lab, kind: str, elsewhere: bool) -> None:
     done = lab.call(again, "flaky", kind=kind, steps=steps, lease=60).end()
     assert (done["source"], done["cause"], done["runs"]) == ("executed", "retry", 2)
     assert done["waited"] == 0
-    assert done["took"] < 5  # far from a lease
+    assert done["took"] < 30  # and not a lease
     assert len(lab.starts("flaky")) == 2
     assert [line.status for line in lab.lines("flaky")] == ["failed", "ok"]
     assert lab.ledger.duplication_rate() == 0
@@ -186,7 +189,7 @@ def test_a_waiter_elsewhere_retries_as_soon_as_the_leader_fails(lab: Lab) -> Non
     lab.open("go")
     assert leader.end()["raised"] == "BoomError"
     assert waiter.end()["cause"] == "retry"
-    assert lab.starts("flaky")[1]["at"] - opened < 5
+    assert lab.starts("flaky")[1]["at"] - opened < 30
     assert lab.ledger.totals()["duplicates"] == 0
 
 
@@ -250,7 +253,7 @@ def test_two_loops_in_two_threads(guard: Guard, tmp_path: Path) -> None:
         found = []
         with asyncio.Runner() as runner:
             for number in range(ROUNDS):
-                barrier.wait(timeout=30)
+                barrier.wait(timeout=PATIENCE)
                 found.append(runner.run(crowd(number)))
         return found
 
@@ -286,13 +289,13 @@ def test_plain_code_and_coroutines_call_one_task(guard: Guard, tmp_path: Path, l
     def body(_: Any) -> str:
         jobs.append(str(log), {"kind": "sync"})
         inside.set()
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return "value"
 
     async def abody(_: Any) -> str:
         jobs.append(str(log), {"kind": "async"})
         inside.set()
-        assert await asyncio.to_thread(go.wait, 30)
+        assert await asyncio.to_thread(go.wait, PATIENCE)
         return "value"
 
     def plain() -> str:
@@ -307,11 +310,11 @@ def test_plain_code_and_coroutines_call_one_task(guard: Guard, tmp_path: Path, l
     with ThreadPoolExecutor(6) as threads:
         first, second = (plain, looped) if leader == "sync" else (looped, plain)
         running = [threads.submit(first)]
-        assert inside.wait(30)
+        assert inside.wait(PATIENCE)
         running += [threads.submit(second), threads.submit(plain)]
         until(lambda: found_a_claim(guard.engine.store) == 5, what="all others wait")
         go.set()
-        found = [future.result(30) for future in running]
+        found = [future.result(PATIENCE) for future in running]
     assert [v for values in found for v in ([values] if values == "value" else values)] == (
         ["value"] * 6
     )
@@ -325,7 +328,7 @@ def test_plain_code_and_coroutines_call_one_task(guard: Guard, tmp_path: Path, l
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("lab", ["memory", "sqlite", "redis"], indirect=True)
 def test_a_forked_child_calls_after_its_parent(lab: Lab, kind: str) -> None:
-    parent, lease = lab.worker(), 0.8
+    parent, lease = lab.worker(), 1.4
     parent.begin("fork_after_use", url=lab.url, log=str(lab.log), kind=kind, lease=lease)
     if lab.shared:  # the child renews its own claim while somebody else is after it
         lab.started("long")
@@ -362,7 +365,7 @@ def test_forks_while_other_threads_call(lab: Lab) -> None:
 @pytest.mark.parametrize("kind", ["sync", "async"])
 @pytest.mark.parametrize("lab", ["memory", "sqlite", "redis"], indirect=True)
 def test_a_body_forks(lab: Lab, kind: str) -> None:
-    lease = 0.8
+    lease = 1.4
     parent = lab.worker()
     parent.begin("fork_inside", url=lab.url, log=str(lab.log), lease=lease, kind=kind)
     if lab.shared:

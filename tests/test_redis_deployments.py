@@ -291,7 +291,7 @@ def test_a_claim_that_was_not_copied_is_lost_with_its_primary(sentinel, kind):
 
 @pytest.mark.parametrize("by", ["renewal", "completion"])
 def test_a_claim_that_was_lost_with_its_primary_is_taken_up_again(sentinel, by):
-    lease = {"renewal": 1.5, "completion": 20}[by]
+    lease = {"renewal": 3, "completion": 20}[by]
     first, second = (Lab(sentinel.url, "plain", lease=lease) for _ in range(2))
     try:
         _cut(sentinel)
@@ -374,7 +374,8 @@ def test_a_primary_that_wants_a_replica_takes_nothing_alone(sentinel, monkeypatc
 @pytest.mark.parametrize(
     "sentinel", [{"replicas": 2, "args": ("--min-replicas-to-write", 1)}], indirect=True
 )
-def test_who_is_refused_by_an_old_primary_finds_the_new_one(sentinel):
+def test_who_is_refused_by_an_old_primary_finds_the_new_one(sentinel, monkeypatch):
+    monkeypatch.setattr(patience, "PATIENCE", 30.0)
     first, second = (Lab(sentinel.url, kind, lease=20) for kind in KINDS)
     try:
         assert (first.call(1).source, second.call(2).source) == ("executed", "executed")

@@ -22,7 +22,7 @@ from idemguard.stores import ears
 from idemguard.stores.redis import RedisStore
 from idemguard.stores.scripts import NAMES, script
 
-LONG = 20.0  # seconds after which something that should have happened has not
+LONG = 60.0  # seconds; a machine under load is slow, but what takes longer hangs
 TIMEOUT = 0.3  # seconds that a client waits for an answer
 LATE = 0.01  # seconds by which replies are late where they are
 PRICE = Decimal("0.25")  # of an execution
@@ -30,6 +30,15 @@ TOKENS = (10, 5)
 COMMANDS = {kind.__name__.lower() for kind in get_args(Command)}
 FAULTS = ("cut_before", "swallow", "hang", "delay")
 KINDS = ("plain", "coroutine")
+
+
+def nobody_tidies() -> None:
+    """What tidies up beside the calls is over; it would open a store anew that was closed."""
+    until(
+        lambda: all(thread.name != "idemguard-upkeep" for thread in threading.enumerate()),
+        LONG,
+        "the upkeep is over",
+    )
 
 
 class Lab:
@@ -76,9 +85,7 @@ class Lab:
             assert not thread.is_alive(), "a call hangs"
         if not self._loop.is_closed():
             self._loop.close()
-        for thread in threading.enumerate():  # what tidies up would open the store anew
-            if thread.name == "idemguard-upkeep":
-                thread.join(LONG)
+        nobody_tidies()
         if self.guard._desk._engine is not None:
             self.guard.engine.backlog._owed.clear()  # a server that is left broken is owed nothing
         self.guard.close()
@@ -614,7 +621,7 @@ def test_a_call_is_cancelled_at_each_of_its_awaits_in_turn(proxy, standalone, la
     async def after():
         started = time.monotonic()
         outcomes = [await guard.run_task("t", {"n": n}, body) for n in range(awaits + 1)]
-        assert time.monotonic() - started < 3.0  # nobody waits for a lease
+        assert time.monotonic() - started < 20.0  # nobody waits for a lease
         return outcomes
 
     finished, before = ended.copy(), begun.copy()

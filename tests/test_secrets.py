@@ -44,7 +44,7 @@ from idemguard.stores.redis import RedisStore
 from idemguard.stores.sqlite import SqliteStore
 from idemguard.telemetry import UsageSpanProcessor
 
-LONG = 20.0
+LONG = 60.0
 TYPE = "secretive"
 # letters that no encoding leaves alone all together: one half is ASCII, the other has none of it
 HALVES = ("Zq7Kv9Xw3pLmT4", "ЖщюЯйфЪэ")

@@ -33,7 +33,7 @@ from idemguard.span_usage import UsageSpanProcessor
 from idemguard.stores.memory import MemoryStore
 
 fresh = count()  # arguments that nobody had before
-SOON = 20  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened
 HELLO = [{"role": "user", "content": "Hello"}]
 
 

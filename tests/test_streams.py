@@ -36,7 +36,7 @@ from idemguard.stores.memory import MemoryStore
 from idemguard.stores.sqlite import SqliteStore
 from idemguard.streams import Recorder, StreamCodec
 
-LONG = 20.0
+LONG = 60.0
 SPAWN = multiprocessing.get_context("spawn")
 
 
@@ -835,7 +835,7 @@ def lose(flow, *args):
     cycle.append(cycle)
 
 
-@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
+@pytest.mark.timeout(120, method="thread")  # a deadlock ends the run, with its stacks
 def test_collected_anywhere(tapped):
     guard = Guard(store=tapped)
     body, count = counting()
@@ -849,7 +849,7 @@ def test_collected_anywhere(tapped):
     assert [type(command) for command in tapped.seen] == [Begin, Release]
 
 
-@pytest.mark.timeout(30, method="thread")
+@pytest.mark.timeout(120, method="thread")
 def test_an_async_stream_is_given_back_after_its_cleanup(tapped):
     guard, told = Guard(store=tapped), []
 
@@ -873,7 +873,7 @@ def test_an_async_stream_is_given_back_after_its_cleanup(tapped):
     assert [type(command) for command in tapped.seen] == [Begin, Release]
 
 
-@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
+@pytest.mark.timeout(120, method="thread")  # a deadlock ends the run, with its stacks
 @pytest.mark.parametrize("key", ["a", "b"])
 def test_collected_in_the_midst_of_a_step(collecting, until, key):
     guard, clock = collecting
@@ -895,7 +895,7 @@ def test_collected_in_the_midst_of_a_step(collecting, until, key):
     assert count.began == 2
 
 
-@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
+@pytest.mark.timeout(120, method="thread")  # a deadlock ends the run, with its stacks
 def test_collected_in_the_midst_of_an_end(collecting, until):
     guard, clock = collecting
     body, _ = counting()
@@ -911,7 +911,7 @@ def test_collected_in_the_midst_of_an_end(collecting, until):
     assert guard.peek(guard.task_of(flow, "b")).result == values.five()
 
 
-@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
+@pytest.mark.timeout(120, method="thread")  # a deadlock ends the run, with its stacks
 def test_collected_with_others_inside_of_it(collecting, until):
     guard, clock = collecting
     body, count = counting()
@@ -931,7 +931,7 @@ def test_collected_with_others_inside_of_it(collecting, until):
     assert count.closed == 1
 
 
-@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
+@pytest.mark.timeout(120, method="thread")  # a deadlock ends the run, with its stacks
 def test_left_inside_a_body_is_told_at_once(guard):
     body, _ = counting()
     flow = guard.idempotent(body, task_type="flow")

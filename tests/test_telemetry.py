@@ -37,7 +37,7 @@ from idemguard.claim import Begin, Renew
 from idemguard.stores.memory import MemoryStore
 from idemguard.telemetry import FIELDS
 
-LONG = 20.0
+LONG = 60.0
 SPAN = "idemguard t"
 WAIT = "idemguard wait"
 PRICES = {"m": {"input": "3", "output": "15"}}

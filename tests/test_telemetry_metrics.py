@@ -52,7 +52,7 @@ from idemguard.record import DUPLICATES, Cause
 from idemguard.stores.memory import MemoryStore
 from idemguard.windows import OUTCOMES, total
 
-LONG = 20.0
+LONG = 60.0
 PRICES = {"m": {"input": "3", "output": "15"}}
 TYPE, OUTCOME, CAUSE = "idemguard.task.type", "idemguard.outcome", "idemguard.cause"
 TOKEN, AGENT = "gen_ai.token.type", "gen_ai.agent.name"
@@ -761,7 +761,7 @@ class Collecting:
         return SimpleFixedSizeExemplarReservoir
 
 
-@pytest.mark.timeout(30, method="thread")  # a deadlock ends the run, with its stacks
+@pytest.mark.timeout(120, method="thread")  # a deadlock ends the run, with its stacks
 @pytest.mark.parametrize("kind", ["coroutine", "stream"])
 # a task that nobody keeps is what asyncio warns of, and what this is about
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -20,7 +20,7 @@ from idemguard import Guard, capture, errors, task_fingerprint, worker
 from idemguard.claim import Begin, Withdraw
 from idemguard.stores.sqlite import SqliteStore
 
-SOON = 10  # seconds within which what happens at once has happened
+SOON = 60  # seconds within which what happens at once has happened, under load too
 CROWD = 20
 
 
@@ -193,7 +193,7 @@ def test_waiters_of_four_processes(tmp_path, fails):
     processes = [spawn.Process(target=_wait_in_process, args=arguments) for _ in range(4)]
     for process in processes:
         process.start()
-    came = Counter(results.get(timeout=4 * SOON) for _ in range(4 * 5))
+    came = Counter(results.get(timeout=SOON) for _ in range(4 * 5))
     for process in processes:
         process.join(SOON)
         assert process.exitcode == 0
@@ -333,8 +333,8 @@ def test_a_waiter_that_is_cancelled_as_it_is_woken_passes_the_hint_on(loop_of, t
 
     started = time.monotonic()
     found, runs = loop_of(scenario)
-    # within much less than the lease, so it was the hint that woke them
-    assert time.monotonic() - started < SOON / 2
+    # within less than the lease of 30 s, so it was the hint that woke them
+    assert time.monotonic() - started < 20
     if found[0] is True and runs == 2:
         assert found == [True, 2, 2]
     else:  # it had begun to execute when it was cancelled, or had its result already
@@ -437,7 +437,7 @@ def test_without_a_wait_timeout_nobody_doubles_a_living_leader(
         assert go_on.wait(SOON)
         return len(runs)
 
-    task = shape.guarded(guard_of(store=tapped), body, task_type="t", lease=0.5)
+    task = shape.guarded(guard_of(store=tapped), body, task_type="t", lease=1.0)
     leader = crew.start(task, 1)
     assert started.wait(SOON)
     waiters = [crew.start(task, 1) for _ in range(5)]
@@ -568,16 +568,18 @@ def test_a_fallback_leads_when_its_leader_ends_without_a_value(
     assert turns.runs == 2
 
 
-def test_patience_starts_anew_with_a_new_leader(waiting, gate):
+def test_patience_starts_anew_with_a_new_leader(waiting, gate, guard):
     waiting.lead()
-    waiters = waiting.wait(2, wait_timeout=0.8)
-    threading.Event().wait(0.5)
+    waiters = waiting.wait(2, wait_timeout=1.2)
+    threading.Event().wait(0.3)
     gate.let(ValueError("no"))  # one of the two leads now
     assert gate.entered()
-    # had the other one's patience gone on, it would execute beside it after 0.3 s
-    assert not gate.inside.acquire(timeout=0.5)
-    gate.let("value")
-    assert sources(waiters) == {"executed": 1, "reused": 1}
+    assert gate.entered()
+    gate.let("value", "value")
+    assert sources(waiters) == {"executed": 1, "fallback": 1}
+    _, second, beside = guard.ledger.lines()
+    assert (second.cause, beside.cause) == ("retry", "fallback")
+    assert beside.started - second.started >= 1200  # had its patience gone on, 900
 
 
 def test_with_raise_the_tired_are_told_who_holds_the_task(waiting, gate, guard):

@@ -1234,6 +1234,24 @@ def connecting(error: BaseException) -> bool:
     return isinstance(error, ConnectionRefusedError) or type(error).__name__ == "gaierror"
 
 
+def time_limit(error: Exception, client: Any) -> float | None:
+    """The seconds after which a client gives up with this error; None: no time ran out, or its own.
+
+    Args:
+        error: of the client.
+        client: of one server.
+
+    """
+    if "TimeoutError" not in _names(error):
+        return None
+    options = getattr(getattr(client, "connection_pool", None), "connection_kwargs", {})
+    answer = options.get("socket_timeout")
+    reach = options.get("socket_connect_timeout") or answer
+    if "connecting" in str(error):
+        return reach
+    return None if answer is None else answer + reach
+
+
 def stumbled(error: BaseException | None) -> bool:
     """Whether a script ended at something that it did not expect, as in a damaged record."""
     return error is not None and _code(error) == "ERR" and "user_script:" in str(error)

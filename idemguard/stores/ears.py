@@ -6,6 +6,7 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import asyncio
+import copy
 import queue
 import selectors
 import socket
@@ -17,7 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from idemguard.errors import StoreUnavailableError
-from idemguard.stores.clients import close_async, spoken
+from idemguard.stores.clients import close_async, spoken, time_limit
+from idemguard.stores.patience import TRIES, late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -178,6 +180,8 @@ class Ears:
             error = ready.get(timeout=PATIENCE)
         except queue.Empty:
             error = TimeoutError("the subscription was not confirmed")
+        if isinstance(error, StoreUnavailableError):  # in words already
+            raise copy.copy(error)
         if error is not None:
             raise spoken(error, self._clients.name, "listening for hints")
 
@@ -407,15 +411,23 @@ class LoopEars:
         """
         if any(ear.subscription.hears(channel) for ear in self._ears.values()):
             return
-        ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        try:
-            async with asyncio.timeout(PATIENCE):
-                await self.hear(channel, ready)
-                await ready
-        except StoreUnavailableError:
-            raise
-        except Exception as error:
-            raise spoken(error, self.clients.name, "listening for hints") from error
+        tries = 1
+        while True:
+            ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            began = time.monotonic()
+            try:
+                async with asyncio.timeout(PATIENCE):
+                    await self.hear(channel, ready)
+                    await ready
+            except StoreUnavailableError:
+                raise
+            except Exception as error:
+                ran_out = type(error) is TimeoutError
+                if ran_out and tries < TRIES and late(time.monotonic() - began, PATIENCE):
+                    tries += 1
+                    continue
+                raise spoken(error, self.clients.name, "listening for hints") from error
+            return
 
     async def hear(
         self, channel: str, ready: asyncio.Future[None] | None, *, but: _LoopEar | None = None
@@ -517,11 +529,12 @@ class _LoopEar:
                 await _words(pubsub, "unsubscribe", cluster=cluster)(*drop)
 
     async def _run(self) -> None:
-        pause = FIRST
+        pause, tries, began = FIRST, 1, 0.0
         try:
             while not self.over and self.subscription.wanted:
                 try:
                     if self._pubsub is None:
+                        began = time.monotonic()
                         pubsub = self._client.pubsub()
                         try:
                             await self._send(pubsub)
@@ -529,13 +542,18 @@ class _LoopEar:
                             with suppress(Exception):  # nobody else knows its connection
                                 await pubsub.aclose()
                             raise
-                        self._pubsub = pubsub
+                        self._pubsub, tries = pubsub, 1
                     await self._send(self._pubsub)  # what came meanwhile
                     message = await self._pubsub.get_message(timeout=None)
                     if message is not None:
                         pause = FIRST
                         await self._handle(message)
                 except Exception as error:  # noqa: BLE001 - whatever it is, hints are lost
+                    if self._pubsub is None and tries < TRIES:
+                        tries += 1
+                        if late(time.monotonic() - began, time_limit(error, self._client)):
+                            self.subscription.lost()  # it was never sent
+                            continue
                     await self._broken(error)
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, LONGEST)

@@ -6,6 +6,7 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from idemguard.claim import Begin, Renew
 from idemguard.errors import StoreError
 from idemguard.record import Mode
-from idemguard.stores.clients import close_async, naming
+from idemguard.stores.clients import close_async, naming, time_limit
 from idemguard.stores.ears import LoopEars
-from idemguard.stores.patience import BRIEF
+from idemguard.stores.patience import BRIEF, TRIES, late
 from idemguard.stores.room import Waiter
 from idemguard.stores.talk import Request
 
@@ -167,7 +168,16 @@ class LoopSide:
     async def _sent(self, wish: Request) -> Any:
         if self._clients.cluster:  # before, it would send plain commands anywhere
             await self._client.initialize()
-        return await self._client.execute_command(*wish.args, NEVER_DECODE=True)
+        tries = 1
+        while True:
+            began = time.monotonic()
+            try:
+                return await self._client.execute_command(*wish.args, NEVER_DECODE=True)
+            except Exception as error:
+                passed = time.monotonic() - began
+                if tries == TRIES or not late(passed, time_limit(error, self._client)):
+                    raise
+            tries += 1
 
     async def park(self, address: Address, holder: str | None, wake: Callable[[], None]) -> Unpark:
         """Wait in the room, whose ears hear the hints of all processes."""

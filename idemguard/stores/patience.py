@@ -14,6 +14,19 @@ QUEUE = 300.0  # and a free connection of the pool, which is no outage
 GRACE = 0.5  # and one that cannot be reached, so that a restart is no outage
 BRIEF = 0.25  # and by who must not be held up
 LONGEST_PAUSE = 0.1
+LAG = 0.2  # seconds; where a time runs out so late, it was a busy loop that did not look sooner
+TRIES = 3  # and so often it is tried then
+
+
+def late(passed: float, limit: float | None) -> bool:
+    """Whether a time ran out because nobody looked, which says nothing of the server.
+
+    Args:
+        passed: s since it began.
+        limit: s that it may take; None: no time ran out.
+
+    """
+    return limit is not None and passed > limit + LAG
 
 
 class Then(Enum):

@@ -51,7 +51,7 @@ class Shared:
         self.holder: Claim | None = None  # who executes it, as far as is known
         self.watched = False  # its end would be heard
         self.lease_ends = self.quiet_until = 0  # local
-        self.period = 0  # of renewals, ms
+        self.period = 0  # of renewals, ms; 0: nobody here has asked
         self.minded = False  # it is seen to that renewals are heard
         self.doubled: str | None = None  # id of the leader that has a fallback beside it
         self.payload: str | None = None  # digest of those who were told of the holder
@@ -84,7 +84,6 @@ class Shared:
     def _hold(self, ask: Begin, holder: Claim, left: int, now: int) -> None:
         self.holder, self.watched, self.payload = holder, self.listening, ask.digest
         self.replay = None
-        self.period = ask.lease // 3 + LATE
         self.lease_ends = now + left
         self.quiet_until = min(self.lease_ends, now + self.period)
 
@@ -236,8 +235,10 @@ class Company:
         shared = self.known.get(ask.address)
         if shared is None and (flight.joiners or isinstance(answer, InFlight)):
             shared = self.shared(ask.address)
-        if shared is not None and shared.heard == flight.heard:
-            shared.learn(ask, answer, now)
+        if shared is not None:
+            shared.period = ask.lease // 3 + LATE
+            if shared.heard == flight.heard:
+                shared.learn(ask, answer, now)
         flight.answer, flight.landed = answer, True
 
     def fail(self, ask: Begin, error: BaseException) -> Flight | None:

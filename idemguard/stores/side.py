@@ -216,8 +216,10 @@ class Side:
             shared = self.company.shared(address)
             self._addresses[channel] = address
             self.company.room.enter(address, waiter)
-            minded, shared.minded = shared.minded, True
-        if not minded:
+            # who only looks on goes by the lease that it reads
+            begins = bool(shared.period) and not shared.minded
+            shared.minded |= begins
+        if begins:
             heart.after(max(shared.period, LEAST) / 1000, partial(self._mind, address))
         return channel
 

@@ -18,7 +18,7 @@ from idemguard.record import Address, Record
 from idemguard.stores import Store
 from idemguard.stores.bridge import InThread
 
-LONG = 10.0  # seconds that a test waits for what must come; it never takes so long
+LONG = 30.0  # seconds that a test waits for what must come; it never takes so long
 
 
 def _one(wish: Wish):
@@ -36,7 +36,7 @@ class Party:
 
     def __init__(self, store: Store, driver: str) -> None:
         self.store = store
-        self._waits: list[Future[int]] = []
+        self._waits: list[tuple[Future[int], int]] = []
         self._loop = asyncio.new_event_loop() if driver == "adrive" else None
         if self._loop is not None:
             self._aio = getattr(store, "aio", None) or InThread(store)
@@ -60,17 +60,17 @@ class Party:
         """Begin to wait as a call does; answered with the number of this wait."""
         parked = threading.Event()
         wish = Await(address, holder, round(timeout * 1000))
-        self._waits.append(self._do(wish, parked))
+        self._waits.append((self._do(wish, parked), wish.timeout))
         assert parked.wait(LONG)
         return len(self._waits) - 1
 
     def woken(self, number: int, timeout: float = LONG) -> bool:
-        """Whether this wait is over within so many seconds."""
+        """Whether this wait is over within so many seconds, and before its own time."""
+        wait, limit = self._waits[number]
         try:
-            self._waits[number].result(timeout)
+            return wait.result(timeout) < limit
         except TimeoutError:
             return False
-        return True
 
     def _do(self, wish: Wish, parked: threading.Event | None = None) -> Future[Any]:
         if self._loop is not None:

@@ -27,6 +27,7 @@ from idemguard.stores import Store
 from idemguard.windows import Window
 
 LEASE, TTL, DAY, MINUTE, HOUR = 30_000, 900_000, 86_400_000, 60_000, 3_600_000
+PATIENT = 20 * LEASE  # of who waits: a third of its lease is long after a test has given up
 CALLER = Caller("summarise", "w-1", "researcher")
 VALUE = Value("json", b'{"idemguard":1,"value":null}\n')
 EVER = 2**62
@@ -92,7 +93,7 @@ class Scene:
 
     def holder(self, address: Address, by: Party | Remote | None = None) -> str:
         """A call asks, and learns who executes."""
-        answer = (by or self.here).perform(self.begin(address))
+        answer = (by or self.here).perform(self.begin(address, lease=PATIENT))
         assert isinstance(answer, InFlight), answer
         return answer.holder.id
 

@@ -16,8 +16,7 @@ class TestSqlite(Conformance):
 class TestRedis(Conformance):
     kind = REDIS
 
-    @pytest.fixture(scope="class", autouse=True)
-    @classmethod
-    def server(cls, _standalone, tmp_path_factory):
-        """Where the URL of a real server is to be found."""
-        (tmp_path_factory.getbasetemp() / "redis-url").write_text(_standalone.url)
+    @pytest.fixture(autouse=True)
+    def server(self, redis_url, tmp_path_factory):
+        """Where the URL of a real server is to be found, on which upkeep finds no other tests' tasks."""
+        (tmp_path_factory.getbasetemp() / "redis-url").write_text(redis_url)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 from conformance.parties import LONG
-from conformance.scene import CALLER, LEASE, Scene
+from conformance.scene import CALLER, LEASE, PATIENT, Scene
 
 from idemguard.claim import Begin, Complete, Forget, InFlight, Release, Replay, Withdraw
 from idemguard.drive import adrive, drive
@@ -147,7 +147,7 @@ class Waiting:
             address = pair.address(number)
             claim = pair.claim(address)
             ended = threading.Thread(target=pair.here.perform, args=(pair.complete(claim),))
-            asked = pair.there.perform(pair.begin(address, "w"))
+            asked = pair.there.perform(pair.begin(address, "w", lease=PATIENT))
             ended.start()
             if isinstance(asked, InFlight):
                 wait = pair.there.wait(address, asked.holder.id)
@@ -187,9 +187,10 @@ class Waiting:
                     parked.release()
 
         def flow(nonce):
-            first = yield Begin(claim.address, nonce, CALLER, LEASE)
-            yield Await(claim.address, first.holder.id, round(LONG * 1000))
-            return (yield Begin(claim.address, nonce, CALLER, LEASE, since=first.since))
+            first = yield Begin(claim.address, nonce, CALLER, PATIENT)
+            passed = yield Await(claim.address, first.holder.id, round(LONG * 1000))
+            assert passed < LONG * 1000, "nobody has woken it"
+            return (yield Begin(claim.address, nonce, CALLER, PATIENT, since=first.since))
 
         def call(number):
             served.append(drive(flow(f"c{number}"), Counted(), None, None))
@@ -199,7 +200,7 @@ class Waiting:
             thread.start()
         assert all(parked.acquire(timeout=LONG) for _ in threads)
         pair.there.perform(pair.complete(claim))
-        end = time.monotonic() + LONG
+        end = time.monotonic() + 2 * LONG
         for thread in threads:
             thread.join(max(0, end - time.monotonic()))
         assert len(served) == 200
@@ -225,9 +226,10 @@ class Waiting:
             pair.there.perform(pair.complete(claim))
 
         def flow(nonce):
-            first = yield Begin(claim.address, nonce, CALLER, LEASE)
-            yield Await(claim.address, first.holder.id, round(LONG * 1000))
-            return (yield Begin(claim.address, nonce, CALLER, LEASE, since=first.since))
+            first = yield Begin(claim.address, nonce, CALLER, PATIENT)
+            passed = yield Await(claim.address, first.holder.id, round(LONG * 1000))
+            assert passed < LONG * 1000, "nobody has woken it"
+            return (yield Begin(claim.address, nonce, CALLER, PATIENT, since=first.since))
 
         async def main():
             calls = (adrive(flow(f"c{n}"), Counted(), None, None) for n in range(200))

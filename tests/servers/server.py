@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 HOST = "127.0.0.1"
-PATIENCE = 30.0  # seconds; a machine under load is slow, but what takes longer hangs
+PATIENCE = 60.0  # seconds; a machine under load is slow, but what takes longer hangs
 # below the ports that the system gives to outgoing connections, so that none takes a server's
 # port while the server is down
 PORTS = range(15_000, 32_000)

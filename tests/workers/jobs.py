@@ -26,7 +26,7 @@ from idemguard.stores.memory import process_store
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-PATIENCE = 60.0  # seconds that a body waits at a gate which nobody opens
+PATIENCE = 120.0  # seconds that a body waits at a gate which nobody opens
 
 Steps = "Sequence[tuple[str, Any]]"
 
@@ -281,7 +281,7 @@ def rounds(url: str, log: str, names: Sequence[str], barrier: Any, answers: Any,
     """Start together with others, once for each name; the sources of all calls are the answer."""
     sources = []
     for name in names:
-        barrier.wait(timeout=60)
+        barrier.wait(timeout=PATIENCE)
         sources.append(call(url, log, name, kind)["source"])
     answers.put(sources)
 
@@ -306,7 +306,7 @@ def many_rounds(
         for turn in range(rounds):
             names = [f"{turn}-{key}" for key in range(keys)]
             names = names[6 * number :] + names[: 6 * number]  # each begins elsewhere
-            barrier.wait(timeout=60)
+            barrier.wait(timeout=PATIENCE)
             if number % 2:
                 found = runner.run(together(names))
             else:
@@ -331,7 +331,7 @@ def pooled(url: str, log: str, method: str) -> list[dict[str, Any]]:
 
 
 def interrupted(
-    url: str, log: str, prefix: str, rounds: int, seed: str, kind: str = "sync"
+    url: str, log: str, prefix: str, rounds: int, seed: str, lease: float, kind: str = "sync"
 ) -> list[dict[str, Any]]:
     """Calls that a SIGINT hits at random moments, from before the claim to after the end."""
     chance = random.Random(seed)
@@ -345,7 +345,7 @@ def interrupted(
         said: dict[str, Any] = {"key": key, "source": None, "raised": None}
         try:
             with armed(delay if kind == "sync" else 0):
-                said |= call(url, log, key, kind, lease=30, hit=0 if kind == "sync" else delay)
+                said |= call(url, log, key, kind, lease=lease, hit=0 if kind == "sync" else delay)
         except KeyboardInterrupt:
             said["raised"] = "KeyboardInterrupt"
         told.append(said)
@@ -387,7 +387,7 @@ def in_finaliser(frame: Any) -> bool:
     return False
 
 
-def interrupted_everywhere(url: str, log: str, prefix: str) -> list[dict[str, Any]]:
+def interrupted_everywhere(url: str, log: str, prefix: str, lease: float) -> list[dict[str, Any]]:
     """Calls that are interrupted at one point each, from the first to the last there is."""
     guard, told = guard_of(url), []
     call(url, log, f"{prefix}-warm")
@@ -396,7 +396,7 @@ def interrupted_everywhere(url: str, log: str, prefix: str) -> list[dict[str, An
         payload, body = {"key": key}, body_of("sync", (), log, key)
         sys.setprofile(interrupt)
         try:
-            guard.run_task("work", payload, body, lease=30)
+            guard.run_task("work", payload, body, lease=lease)
         except KeyboardInterrupt:
             raised = "KeyboardInterrupt"
         finally:
@@ -425,7 +425,7 @@ def quick(url: str, log: str, keys: Sequence[str], patience: float) -> list[dict
 # --- forks ---------------------------------------------------------------------------------------
 
 
-def in_child(act: Callable[[], Any], patience: float = 20.0) -> Any:
+def in_child(act: Callable[[], Any], patience: float = PATIENCE) -> Any:
     """What `act` answers in a forked child; the child ends without cleaning up."""
     return _read(*_fork(act), patience)
 
@@ -485,7 +485,7 @@ def fork_after_use(url: str, log: str, kind: str, lease: float) -> dict[str, Any
 
     def child() -> dict[str, Any]:
         same = call(url, log, "same", kind)
-        step = ("pause" if kind == "async" else "sleep", 3 * lease)
+        step = ("pause" if kind == "async" else "sleep", 2 * lease)
         return {"same": same, "long": call(url, log, "long", kind, [step], lease=lease)}
 
     told |= in_child(child)
@@ -556,13 +556,13 @@ def fork_inside(url: str, log: str, lease: float, kind: str) -> dict[str, Any]:
 
     def child() -> dict[str, Any]:
         other, own = inner("other"), inner("outer")
-        time.sleep(2 * lease)
+        time.sleep(1.25 * lease)
         return {"other": other, "own": own}
 
     def body(_: Any) -> dict[str, Any]:
         said = tell_start(log, "outer")
         children.append(in_child(child))
-        time.sleep(lease)
+        time.sleep(lease / 2)
         return said
 
     async def abody(_: Any) -> dict[str, Any]:

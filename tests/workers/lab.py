@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from idemguard.stores import Store
 
 TESTS = Path(__file__).parents[1]
-PATIENCE = 30.0  # seconds; a machine under load is slow, but what takes longer hangs
+PATIENCE = 60.0  # seconds; a machine under load is slow, but what takes longer hangs
 
 
 def until(true: Callable[[], Any], patience: float = PATIENCE, what: str = "") -> Any:
