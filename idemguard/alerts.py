@@ -14,13 +14,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
 from idemguard.errors import ConfigurationError
-from idemguard.windows import RUN_TIMES, SPAN, Key, Window, duplicates, executions, total
+from idemguard.windows import SPAN, Key, Window, duplicates, executions, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from idemguard.findings import HandedBack
-    from idemguard.record import Execution
     from idemguard.windows import Counts
 
 ROW = 3  # complete windows in each of which a limit must be passed
@@ -30,8 +29,6 @@ MOST = 10**9
 
 KINDS = ("duplication", "fallback", "tokens", "drops", "loops", "unguarded", "usage")
 COUNTED = ("drops", "loops")  # in tasks, the others in shares and multiples
-SILENT = "silent"  # executions that were handed back and told no usage
-BESIDE = (*COUNTED, "usage")  # kinds that need what is counted beside the windows
 
 
 # --- limits ----------------------------------------------------------------------------------------
@@ -168,22 +165,17 @@ def _least(value: object, where: str) -> int:
 
 def _told(counts: Counts) -> int:
     """Executions whose tokens are known."""
-    return executions(counts) - counts["unknown_usage"]
-
-
-def _finished(counts: Counts) -> int:
-    return sum(counts[f"run_{number}"] for number in range(len(RUN_TIMES) + 1))
-
-
-def _ended(counts: Counts) -> int:
-    """Executions that ended, but for those that were handed back with nothing to tell."""
-    return max(0, _finished(counts) - counts[SILENT])
+    return max(0, executions(counts) - counts["unknown_usage"] - counts["nested"])
 
 
 def _silent(counts: Counts) -> int:
-    """Those of them that told no usage; one that is still open may yet."""
-    still = executions(counts) - _finished(counts)
-    return max(0, counts["unknown_usage"] - still - counts[SILENT])
+    """Executions that ended and told none; one that is still open may yet."""
+    return counts["silent"]
+
+
+def _ended(counts: Counts) -> int:
+    """Those that ended, but for wrappers and what was handed back with nothing to tell."""
+    return counts["silent"] + counts["heard"]
 
 
 Measure: TypeAlias = "Callable[[Counts], int]"
@@ -217,13 +209,13 @@ def needed(limits: Limits, now: int) -> tuple[int, int]:
     return max(0, first - WEEK if "tokens" in limits.on else first), first + ROW * SPAN
 
 
-def handed_back(kind: str, start: int, found: Iterable[HandedBack | Execution]) -> list[Window]:
+def handed_back(kind: str, start: int, found: Iterable[HandedBack]) -> list[Window]:
     """What was handed back, as it is counted beside a window, which does not know of it.
 
     Args:
-        kind: `drops` or `loops`, of tasks; `SILENT`, of executions.
-        start: of the window in which they were handed back, or started; ms.
-        found: the tasks, or the executions.
+        kind: `drops` or `loops`.
+        start: of the window in which they were handed back; ms.
+        found: the tasks.
 
     """
     tasks = Counter(one.task_type for one in found)
@@ -264,6 +256,7 @@ class Alert:
         task_type: the worst one; where none passes on its own, the one that adds most.
         start: of the three windows, ms.
         end: of the three windows, ms.
+        trimmed: whether lines of it are no longer kept, so that later ones must tell.
 
     """
 
@@ -274,6 +267,7 @@ class Alert:
     task_type: str
     start: int
     end: int
+    trimmed: bool = False
 
     @property
     def figure(self) -> Figure:

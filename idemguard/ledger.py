@@ -515,7 +515,7 @@ def summary(counts: Counts) -> dict[str, Any]:
     started = executions(counts)
     outcomes = {outcome: counts[f"call_{outcome}"] for outcome in OUTCOMES}
     input_, output = counts["input"], counts["output"]
-    told = started - counts["unknown_usage"]
+    told = started - counts["unknown_usage"] - counts["nested"]
     return {
         "calls": sum(outcomes.values()),
         **outcomes,

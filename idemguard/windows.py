@@ -59,6 +59,9 @@ COUNTERS: tuple[str, ...] = (
     "saved_cost",
     "unpriced",
     "unknown_usage",
+    "nested",  # told no usage of their own so far, since they hold guarded executions
+    "heard",  # ended, and had told usage
+    "silent",  # ended, and should have; not those that were handed back
     *(f"run_{number}" for number in range(len(RUN_TIMES) + 1)),
 )
 
@@ -200,6 +203,10 @@ def _change(counts: Counts, old: Execution | None, line: Execution) -> None:
         if line.status is Status.FAILED:
             counts["failures"] += 1
         counts[f"run_{bisect_left(RUN_TIMES, line.ended - line.claim.started)}"] += 1
+        if line.spent.usage is not None:
+            counts["heard"] += 1
+        elif not line.spent.nested and line.status is not Status.DECLINED:
+            counts["silent"] += 1
     for name in [name for name, count in counts.items() if not count]:
         del counts[name]
 
@@ -242,8 +249,7 @@ def _spend(
 def _miss(counts: Counts, spent: Spent, by: int) -> None:
     """An execution counts as one of unknown usage from its start, until it tells."""
     if spent.usage is None:
-        if not spent.nested:
-            counts["unknown_usage"] += by
+        counts["nested" if spent.nested else "unknown_usage"] += by
     elif spent.cost is None or spent.unpriced:
         counts["unpriced"] += by
 

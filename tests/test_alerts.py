@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from idemguard.alerts import (
     DEFAULTS,
     KINDS,
-    SILENT,
     VOLUME,
     Limits,
     alerting,
@@ -25,7 +24,7 @@ from idemguard.alerts import (
 )
 from idemguard.errors import ConfigurationError
 from idemguard.findings import Drop, Loop
-from idemguard.windows import HOUR, RUN_TIMES, SPAN, Key, Window, total
+from idemguard.windows import HOUR, SPAN, Key, Window, total
 
 NOW = 1_800_000_000_000 // HOUR * HOUR  # a window has just ended
 A, B, C = last(NOW)
@@ -212,7 +211,7 @@ def test_input_tokens_are_held_against_the_baseline(windows, before, alerts):
 
 
 def test_executions_that_told_no_tokens_are_in_no_average():
-    silent = {"unknown_usage": 90, "input": 15_001}
+    silent = {"unknown_usage": 50, "nested": 40, "input": 15_001}
     windows = [*(ran(at, 100, **silent) for at in (A, B, C)), BEFORE]
     (alert,) = alerting(windows, Limits(on=("tokens",)), NOW)
     assert alert.figure.baseline == 1000
@@ -220,21 +219,17 @@ def test_executions_that_told_no_tokens_are_in_no_average():
     assert alert.overall is None  # another mix of task types is another average
 
 
-ENDED = f"run_{len(RUN_TIMES)}"
-
-
 @pytest.mark.parametrize(
     ("counts", "alerts"),
     [
-        ({"cause_first": 100, ENDED: 100, "unknown_usage": 5}, False),
-        ({"cause_first": 100, ENDED: 100, "unknown_usage": 6}, True),
-        ({"cause_first": 100, ENDED: 90, "unknown_usage": 10}, False),  # may tell yet
-        ({"cause_first": 100, ENDED: 0, "unknown_usage": 100}, False),
-        ({"cause_first": 6, ENDED: 6, "unknown_usage": 6}, False),
-        ({"cause_first": 100, ENDED: 100, "unknown_usage": 9, SILENT: 5}, False),  # 4 of 95
-        ({"cause_first": 100, ENDED: 100, "unknown_usage": 10, SILENT: 5}, True),  # 5 of 95
-        ({"cause_first": 10, ENDED: 10, "unknown_usage": 10, SILENT: 4}, False),  # 18 in all
-        ({"cause_first": 10, ENDED: 10, "unknown_usage": 5, SILENT: 99}, False),  # damaged
+        ({"cause_first": 100, "heard": 95, "silent": 5}, False),
+        ({"cause_first": 100, "heard": 94, "silent": 6}, True),
+        ({"cause_first": 100, "heard": 95, "silent": 5, "unknown_usage": 50}, False),  # may tell yet
+        ({"cause_first": 100, "unknown_usage": 100}, False),
+        ({"cause_first": 6, "silent": 6, "unknown_usage": 6}, False),  # 18 in all
+        ({"cause_first": 200, "heard": 91, "silent": 4, "nested": 105}, False),  # wrappers apart
+        ({"cause_first": 200, "heard": 90, "silent": 5, "nested": 105}, True),
+        ({"cause_first": 60, "heard": 20, "silent": 10, "lost": 12}, True),  # whatever is lost
     ],
 )
 def test_usage_is_missing_where_an_execution_ended_without(counts, alerts):
@@ -269,7 +264,7 @@ def test_drops_and_loops_are_counted_beside_the_windows(kind, cls):
 
 
 def test_only_what_is_on_alerts_and_in_its_order():
-    usage = {ENDED: 20, "unknown_usage": 20, "found": 10, "cause_fallback": 5, "cause_unguarded": 5}
+    usage = {"silent": 20, "unknown_usage": 20, "found": 10, "cause_fallback": 5, "cause_unguarded": 5}
     windows = [ran(at, 20, 10, **usage) for at in (A, B, C)]
     assert kinds(windows, limits=Limits()) == ["duplication"]
     assert kinds(windows, limits=Limits(on=())) == []

@@ -491,7 +491,10 @@ def test_an_option_that_cannot_be_is_one_line(run, bad, args, message):
 
 
 def test_what_is_measured_is_counted():
-    measured = {"found", "input", "unknown_usage", "cause_fallback", "cause_unguarded", "run_0"}
+    measured = {
+        "found", "input", "unknown_usage", "nested", "heard", "silent", "cause_fallback",
+        "cause_unguarded",
+    }  # fmt: skip
     assert measured <= set(COUNTERS)
 
 

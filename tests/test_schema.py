@@ -107,7 +107,7 @@ def test_an_older_file_is_upgraded_and_counts_on(old, clock):
     assert after["charged"] == Decimal("0.00345")
     (window,) = guard.ledger.windows()
     assert window.counts["cost_input"] == 1_800_000_000
-    assert (schema(old), rows.SCHEMA) == (2, 2)
+    assert (schema(old), rows.SCHEMA) == (3, 3)
     assert set(COUNTERS) <= columns(old)
     guard.close()
 

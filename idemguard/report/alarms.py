@@ -6,21 +6,25 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
-from idemguard import alerts
-from idemguard.report.lines import silent
+from idemguard import alerts, config
+from idemguard.ledger import EVER
+from idemguard.record import Execution, Status
 from idemguard.report.words import brief, harmless, local, many, minute, short
-from idemguard.windows import SPAN, total
+from idemguard.windows import FINE, SPAN, Window, total
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from fractions import Fraction
 
     from idemguard.alerts import Alert, Figure, Limits
     from idemguard.ledger import ExecutionLedger
-    from idemguard.windows import Window
+    from idemguard.record import Record
+
+Piece = TypeVar("Piece")
 
 SHARES = {
     "duplication": ("execution", "are duplicates"),
@@ -35,6 +39,7 @@ COUNTS = {
 # of the windows that alerted: the same whenever it is read
 _EXPLAIN = "explain --since {start} --until {end} -- {task_type}"
 _REPORT = "report --since {start} --until {end} --task-type={task_type}"
+_SINCE = "report --since {start} --task-type={task_type}"  # where only later lines are kept
 COMMANDS = {
     "duplication": _EXPLAIN,
     "fallback": _REPORT,
@@ -45,6 +50,12 @@ COMMANDS = {
     "usage": _REPORT,
 }
 MOST = 3  # task types that are named beside the worst
+
+
+class Untold(tuple["Alert", ...]):
+    """No alerts, since none can be told any longer: the windows are over a day old."""
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +69,9 @@ class Checked:
         end: of them, ms.
         calls: that ended in them.
         executions: that started in them.
+        windows: of the three, in which any did.
         empty: whether nothing was ever called or executed.
-        alerts: one for each kind at most.
+        alerts: one for each kind at most; `Untold` where it was too long ago.
 
     """
 
@@ -69,6 +81,7 @@ class Checked:
     end: int
     calls: int
     executions: int
+    windows: int
     empty: bool
     alerts: Sequence[Alert]
 
@@ -103,12 +116,19 @@ def check(
     ]
     starts = alerts.last(moment)
     there = [one for one in windows if one.key.start in starts and one.span == SPAN]
-    if set(alerts.BESIDE) & set(limits.on):
-        for start in starts:
-            windows += _beside(ledger, start, task_type, agent)
+    trimmed = set[tuple[str, str]]()
+    if set(alerts.COUNTED) & set(limits.on):
+        beside, trimmed = _beside(ledger, starts, there, task_type, agent)
+        windows += beside
     counts = total(there)
     calls = sum(number for name, number in counts.items() if name.startswith("call_"))
     executions = sum(one.executions for one in there)
+    found: Sequence[Alert] = [
+        replace(one, trimmed=(one.kind, one.task_type) in trimmed)
+        for one in alerts.alerting(windows, limits, moment)
+    ]
+    if not found and starts[0] + FINE <= ledger.now():
+        found = Untold()
     return Checked(
         namespace=ledger.namespace,
         limits=limits,
@@ -116,22 +136,61 @@ def check(
         end=starts[-1] + SPAN,
         calls=calls,
         executions=executions,
+        windows=len({one.key.start for one in there if one.executions > 0}),
         empty=not calls and not executions and not ledger.windows(),
-        alerts=alerts.alerting(windows, limits, moment),
+        alerts=found,
     )
 
 
 def _beside(
-    ledger: ExecutionLedger, start: int, task_type: str | None, agent: str | None
-) -> list[Window]:
-    """What was handed back in one window, by its newest executions."""
-    lines = ledger.newest(span=(start, start + SPAN), task_type=task_type, agent=agent)
+    ledger: ExecutionLedger,
+    starts: Sequence[int],
+    there: Sequence[Window],
+    task_type: str | None,
+    agent: str | None,
+) -> tuple[list[Window], set[tuple[str, str]]]:
+    """What was handed back in each window, by the newest executions.
+
+    Returns:
+        It, as windows; and the kinds and task types of which some lines are no longer kept.
+
+    """
+    lines = list[Execution]()
+    # a task that goes round quickly has its lines in what is under way alone
+    for start in (*starts, starts[-1] + SPAN):
+        end = start + SPAN if start in starts else EVER
+        lines += ledger.newest(span=(start, end), task_type=task_type, agent=agent)
+    back = {
+        (line.started - line.started % SPAN, line.claim.address)
+        for line in lines
+        if line.status is Status.DECLINED
+    }
+    declined: Counter[tuple[int, str]] = Counter()
+    for window in there:
+        declined[window.key.start, window.key.task_type] += window.counts.get("call_declined", 0)
+    windows, trimmed = list[Window](), set[tuple[str, str]]()
     drops, loops = ledger.handed_back(lines)
-    return [
-        *alerts.handed_back("drops", start, drops),
-        *alerts.handed_back("loops", start, loops),
-        *alerts.handed_back(alerts.SILENT, start, [one for one in lines if silent(one)]),
-    ]
+    for kind, one in (*(("drops", each) for each in drops), *(("loops", each) for each in loops)):
+        address = lines[0].claim.address._replace(
+            fingerprint=one.fingerprint, scope=one.scope, version=one.version
+        )
+        kept = {start for start in starts if (start, address) in back}
+        gone = {start for start in starts if declined[start, one.task_type] > 0} - kept
+        if gone:
+            record, _ = ledger.look(address)
+            gone = {start for start in gone if _trimmed(record, start)}
+        if gone:
+            trimmed.add((kind, one.task_type))
+        for start in kept | gone:
+            windows += alerts.handed_back(kind, start, [one])
+    return windows, trimmed
+
+
+def _trimmed(record: Record, start: int) -> bool:
+    """Whether lines of a window may be among those that made room for newer ones."""
+    kept = min((line.started for line in record.lines if line.ended is not None), default=0)
+    begun = 0 if record.generation is None else record.generation  # a token, by the store's clock
+    return record.runs > len(record.lines) and begun < start + SPAN <= kept
 
 
 # --- in words --------------------------------------------------------------------------------------
@@ -148,16 +207,36 @@ def limit(kind: str, over: Fraction) -> str:
 
 
 def told(alert: Alert) -> str:
-    """An alert as one line."""
-    figure, kind = alert.figure, alert.kind
-    line = f"{kind}: {_figure(kind, figure)}"
+    """An alert as one line, in local time."""
+    return f"{alert.kind}: {''.join(sentence(alert, named, [times(alert.start, alert.end)]))}"
+
+
+def sentence(
+    alert: Alert, name: Callable[[str], Piece], when: Sequence[Piece | str]
+) -> list[Piece | str]:
+    """An alert in words, without its kind.
+
+    Args:
+        alert: that is told.
+        name: what stands for a task type.
+        when: what stands for its time.
+
+    Returns:
+        Texts, with what stands for task types and times between them.
+
+    """
+    figure = alert.figure
+    where: list[Piece | str] = [] if figure.task_type is None else [" of ", name(figure.task_type)]
+    told = _figure(alert.kind, figure, where)
     if figure.task_type is None:
-        line += f", most in {named(alert.task_type)}"
-    line += f" (limit {limit(kind, alert.limit.over)}, {times(alert.start, alert.end)})"
-    if more := [named(one.task_type or "") for one in alert.task_types[1:]]:
-        rest = f" and {len(more) - MOST:,} more" if len(more) > MOST else ""
-        line += f", also {', '.join(more[:MOST])}{rest}"
-    return line
+        told += [", most in ", name(alert.task_type)]
+    told += [f" (limit {limit(alert.kind, alert.limit.over)}, ", *when, ")"]
+    more = [one.task_type or "" for one in alert.task_types[1:]]
+    for number, task_type in enumerate(more[:MOST]):
+        told += [", " if number else ", also ", name(task_type)]
+    if len(more) > MOST:
+        told.append(f" and {len(more) - MOST:,} more")
+    return told
 
 
 def quiet(found: Checked) -> str:
@@ -170,7 +249,11 @@ def quiet(found: Checked) -> str:
         return f"no alert: nothing was called or executed from {when} in namespace {namespace}"
     on = ", ".join(found.limits.on) or "nothing"
     least = min((found.limits.of[kind].volume for kind in found.limits.on), default=0)
-    few = f" (an alert needs {least:,})" if found.executions < least else ""
+    needs = [f"an alert needs {least:,}"] if found.executions < least else []
+    if found.windows < alerts.ROW:
+        some = f"only {found.windows}" if found.windows else "none"
+        needs.append(f"{some} of the {alerts.ROW} windows had any, an alert needs each")
+    few = f" ({'; '.join(needs)})" if needs else ""
     return f"no alert: {on} checked in {many(found.executions, 'execution')}{few} from {when}"
 
 
@@ -179,24 +262,27 @@ def named(task_type: str) -> str:
     return brief(harmless(task_type))
 
 
-def _figure(kind: str, figure: Figure) -> str:
-    where = "" if figure.task_type is None else f" of {named(figure.task_type)}"
+def _figure(kind: str, figure: Figure, where: Sequence[Piece | str]) -> list[Piece | str]:
     if kind in COUNTS:
         tasks = many(int(figure.value), "task")
-        return f"at least {tasks}{where} {COUNTS[kind]} in each five minutes"
+        return [f"at least {tasks}", *where, f" {COUNTS[kind]} in each five minutes"]
     if figure.baseline is not None:
         average = figure.value * figure.baseline
-        return (
-            f"{percent(figure.value)} of the baseline{where}: {short(round(average))} input tokens "
-            f"per execution ({figure.volume:,}), {short(round(figure.baseline))} in the 7 days before"
-        )
+        return [
+            f"{percent(figure.value)} of the baseline",
+            *where,
+            f": {short(round(average))} input tokens per execution ({figure.volume:,})",
+            f", {short(round(figure.baseline))} in the 7 days before",
+        ]
     what, are = SHARES[kind]
-    return f"{percent(figure.value)} of {many(figure.volume, what)}{where} {are}"
+    return [f"{percent(figure.value)} of {many(figure.volume, what)}", *where, f" {are}"]
 
 
 def times(start: int, end: int) -> str:
-    """From when to when, in local time."""
-    return f"{local(start, '%Y-%m-%d %H:%M')} to {local(end, '%H:%M')}"
+    """From when to when, in local time, which is named: it may be read elsewhere."""
+    offset = local(end, "%z")
+    zone = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:]}"
+    return f"{local(start, '%Y-%m-%d %H:%M')} to {local(end, '%H:%M')} {zone}"
 
 
 def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
@@ -204,14 +290,15 @@ def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
 
     Args:
         alert: that is to be explained.
-        namespace: whose ledger it is about.
+        namespace: whose ledger it is about. It is named unless it is what is read where nothing
+            is said, here and wherever else nothing is set.
         store: the URL that the command line named, or None.
 
     """
     options = "" if store is None else f"--store {_quoted(store)} "
-    if namespace != "default":
+    if not namespace == config.namespace(config.Settings()) == "default":
         options += f"--namespace {_quoted(namespace)} "
-    what = COMMANDS[alert.kind].format(
+    what = (_SINCE if alert.trimmed else COMMANDS[alert.kind]).format(
         start=minute(alert.start),
         end=minute(alert.end),
         before=minute(max(0, alert.start - alerts.WEEK)),

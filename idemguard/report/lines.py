@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from idemguard.ledger import by_worker
-from idemguard.record import DUPLICATES, Execution, Status
+from idemguard.record import DUPLICATES, Execution
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,12 +19,6 @@ def unpriced(line: Execution) -> bool:
     """Whether it told usage that has no price, all of it or a part."""
     spent = line.spent
     return spent.usage is not None and (spent.cost is None or spent.unpriced > 0)
-
-
-def silent(line: Execution) -> bool:
-    """Whether it was handed back and told no usage."""
-    spent = line.spent
-    return line.status is Status.DECLINED and spent.usage is None and not spent.nested
 
 
 def workers(lines: Sequence[Execution]) -> list[dict[str, Any]]:

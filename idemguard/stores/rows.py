@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterable, Mapping, Sequence
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 def _column(counter: str) -> str:

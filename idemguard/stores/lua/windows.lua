@@ -44,7 +44,7 @@ end
 -- an execution counts as one of unknown usage from its start, until it tells
 local function miss(time, label, spent, by)
   if spent[2] == cjson.null then
-    if not spent[8] then book(time, label, 'unknown_usage', by) end
+    book(time, label, spent[8] and 'nested' or 'unknown_usage', by)
   elseif spent[5] == cjson.null or (spent[11] or 0) > 0 then
     book(time, label, 'unpriced', by)
   end
@@ -93,6 +93,12 @@ local function book_lines(outcome)
           bucket = bucket + 1
         end
         book(line[STARTED], line[LABEL], 'run_' .. bucket, 1)
+        local spent = spending(line[SPENT])
+        if spent[2] ~= cjson.null then
+          book(line[STARTED], line[LABEL], 'heard', 1)
+        elseif not spent[8] and line[STATUS] ~= 'declined' then
+          book(line[STARTED], line[LABEL], 'silent', 1)
+        end
         if outcome then book(now, line[LABEL], 'call_' .. outcome, 1) end
       end
     end
