@@ -471,7 +471,7 @@ def namespace_override() -> str | None:
     own, around = _namespace.get(), watch.within()
     if own is None or around is None:
         return around if own is None else own
-    return own if own.startswith(TESTS) else f"{around}%2F{own}"
+    return own if TESTS.fullmatch(own) else f"{around}%2F{own}"
 
 
 def placed(namespace: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import threading
@@ -33,10 +34,14 @@ Event: TypeAlias = "dict[str, Any]"
 HOST = "pytest_idemguard.plugin"  # asked first, if it is loaded
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"
 JOURNAL = "IDEMGUARD_JOURNAL"
-TESTS = "pytest-"  # before the namespaces of test sessions
+# a namespace of a test session, and what may lie in it
+TESTS = re.compile(
+    r"pytest-[0-9a-f]{10}-(?:[^%]*-(?:t\d+(?:\.\d+)?|f\d+|outside)|session|early|m[0-9a-f]{16})(?:%2F.*)?"
+)
 PLACE = "namespace"  # the file of a session's folder that tells in which namespace all others lie
 ROOM = 128  # bytes of it; then comes a mark that somebody writes
 PARENTS = 6  # generations in which a watcher is looked for
+_getpid, _time = os.getpid, time.time  # tests put others in their place
 ASKED = 4096  # calls that have not begun, whose place is remembered
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -113,7 +118,7 @@ class Watch:
         host = sys.modules.get(HOST)
         if host is None or not host.join(self):
             folder, namespace = os.environ.get(JOURNAL), os.environ.get(OVERRIDE)
-            if folder is None and namespace is None:
+            if folder is None:
                 folder = _told_by_parents()
             told = _read(f"{folder}{os.sep}{PLACE}") if folder else None
             # a namespace that the session did not give is meant for this process alone
@@ -183,7 +188,7 @@ class Watch:
 
     def emit(self, event: Event) -> None:
         """Tell those who watch; adds which process, and when."""
-        event["pid"], event["at"] = os.getpid(), time.time()
+        event["pid"], event["at"] = _getpid(), _time()
         if self._sink is not None:
             self._sink(event)
         if self._folder is not None:
@@ -203,7 +208,7 @@ class Watch:
     def _open(self) -> None:
         with self._lock:
             if self._file is None:
-                name = f"{self._folder}/{os.getpid()}-{os.urandom(4).hex()}.jsonl"
+                name = f"{self._folder}/{_getpid()}-{os.urandom(4).hex()}.jsonl"
                 flags = os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY
                 self._file = os.open(name, flags, 0o600)
                 _mark(f"{self._folder}{os.sep}{PLACE}")

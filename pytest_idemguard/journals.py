@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from pytest_idemguard.place import Place
 
 
+_getpid = os.getpid  # tests put another in its place
+
+
 class Journals:
     """The files of one folder, read as they grow.
 
@@ -59,7 +62,7 @@ class Journals:
             names = os.listdir(self.folder)  # noqa: PTH208 - names are all that is wanted
         except OSError:
             return
-        mine = None if self._place is None else f"{os.getpid()}-"
+        mine = None if self._place is None else f"{_getpid()}-"
         for name in names:
             if not name.endswith(".jsonl") or name in self._done or name in self._read:
                 continue
@@ -86,7 +89,7 @@ def outermost(namespace: str) -> str:
 
 def alive(pid: int) -> bool:
     """Whether a process goes on: one that has ended and is not yet waited for does not."""
-    if pid == os.getpid() or os.name == "nt":  # there, asking a process would end it
+    if pid == _getpid() or os.name == "nt":  # there, asking a process would end it
         return True
     try:
         os.kill(pid, 0)

@@ -104,7 +104,7 @@ def _new(told: set[Any], findings: Iterable[Finding]) -> list[Finding]:
 
 def all_findings(book: Book, rules: Rules, where: str | None) -> list[Finding]:
     """All that is not allowed."""
-    if rules.mode == "off":
+    if not rules.counts():
         return []
     return [
         one
@@ -173,7 +173,7 @@ def near(book: Book, rules: Rules, where: str | None = None) -> list[Finding]:
     kinds: dict[tuple[Any, ...], list[Run]] = {}
     for run in book.runs.values():
         own = rules.of(run.task)
-        if own.near != "off" and run.ran() and run.cause not in NOT_TWICE:
+        if "off" not in (own.near, own.mode) and run.ran() and run.cause not in NOT_TWICE:
             kinds.setdefault((run.ns, run.task, run.scope, run.version), []).append(run)
     return [
         Finding("near", _severity(rules.of(kind[1])), kind[1], pair, fields=names, where=where)

@@ -35,17 +35,24 @@ NAME = "idemguard-session"
 _sessions: list[Session] = []  # the innermost last: a session may run tests that run sessions
 
 
+_getpid = os.getpid  # tests put another in its place
+
+
 class _Early:
     """What runs while the first conftest files are loaded, and has a namespace of its own, too."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self._watch: Any = None
+        self._pid = _getpid()
 
-    def join(self, watch: Any) -> None:
+    def join(self, watch: Any) -> bool:
         """idemguard is in use."""
+        if _getpid() != self._pid:  # a forked child finds the session that comes of it
+            return False
         self._watch = watch
         watch.begin(self.events.append, None, f"pytest-{os.urandom(5).hex()}-early")
+        return True
 
     def end(self) -> None:
         """No session came of it."""
@@ -221,6 +228,4 @@ def join(watch: Any) -> bool:
 
     """
     here = _sessions or _early
-    if here:
-        here[-1].join(watch)
-    return bool(here)
+    return bool(here) and here[-1].join(watch)

@@ -65,6 +65,7 @@ def plain_record(  # noqa: PLR0917 - all that a record tells
         "max_runs": {task: rules.of(task).max_runs for task in tasks},
         "count_failed": [task for task in tasks if rules.of(task).count_failed],
         "mode": rules.mode,
+        "modes": {task: rules.of(task).mode for task in tasks},
         "runs": [as_plain(run) for run in book.runs.values()],
     }
 

@@ -5,7 +5,6 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from typing import TYPE_CHECKING, Any
@@ -37,10 +36,11 @@ class Failure(pytest.fail.Exception):  # type: ignore[name-defined,misc]
 Failure.__module__, Failure.__qualname__ = "builtins", "Failed"
 
 
-def _expects_failure(item: pytest.Item) -> bool:
-    """Whether it is a test of `unittest` that is marked so, or its class is."""
+def _unexpected(item: pytest.Item, failed: list[Any]) -> bool:
+    """Whether all that failed is that a test of `unittest` was expected to."""
     of = (getattr(item, "obj", None), getattr(item, "cls", None))
-    return any(getattr(one, "__unittest_expecting_failure__", False) for one in of)
+    expected = any(getattr(one, "__unittest_expecting_failure__", False) for one in of)
+    return expected and [str(one.value)[:18] for one in failed] == ["Unexpected success"]
 
 
 class Session(Spaces):
@@ -62,6 +62,7 @@ class Session(Spaces):
         self.records: dict[str, dict[str, Any]] = {}  # by test; not in a worker
         self.left: list[dict[str, Any]] = []  # what workers saw besides
         self.missing: set[str] = set()  # workers that have not told all
+        self.removed: set[str] = set()  # and those whose children could not
         self.verdict: Any = None
         self.given: list[
             tuple[Wide, Any]
@@ -74,7 +75,7 @@ class Session(Spaces):
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """A new attempt: reruns call this hook again, but not the one around it."""
-        if os.getpid() != self._pid:
+        if self.is_fork():
             self.forked()
         nodeid = item.nodeid
         number = self.numbers[nodeid] = self.numbers.get(nodeid, 0) + 1
@@ -94,7 +95,7 @@ class Session(Spaces):
             except pytest.UsageError as error:
                 why = str(error)
         # who asks for the ledger has it counted in any case
-        counted = base.mode != "off" or "idemguard_ledger" in getattr(item, "fixturenames", ())
+        counted = base.counts() or "idemguard_ledger" in getattr(item, "fixturenames", ())
         space = self.space_of(nodeid, base.scope) if counted else None
         self.current = Attempt(item, number, base, space)
         self.enter(space)
@@ -147,8 +148,8 @@ class Session(Spaces):
         if not (found := self.findings(attempt)):
             return
         if failed := getattr(item, "_excinfo", None):  # unittest keeps a failure on the item
-            if _expects_failure(item) and any(one.mode == "error" for one in found):
-                failed.clear()  # an unexpected success: it has failed as it should
+            if _unexpected(item, failed) and any(one.mode == "error" for one in found):
+                failed.clear()  # it has failed as it should
                 pytest.xfail(Failure(self._text(found)).short)
             self._beside(item, "call", found)
         else:
@@ -228,6 +229,8 @@ class Session(Spaces):
         if output is not None:
             self.left += output.get("idemguard", [])
             self.missing.discard(node.gateway.id)
+            if output.get("idemguard_removed"):
+                self.removed.add(node.gateway.id)
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
@@ -237,12 +240,17 @@ class Session(Spaces):
             self._broken_off(attempt)
         if self.missing:
             self.sweep()
+        whole = self.is_whole()
         if self.is_worker:
             output: dict[str, Any] = session.config.workeroutput  # type: ignore[attr-defined]
             from pytest_idemguard.record import leftovers
 
             output["idemguard"] = leftovers(self) if self.seen else []
+            if not whole:
+                output["idemguard_removed"] = True
             return
+        if not whole:
+            self.removed.add(self.worker)
         if not (self.seen or self.records or self.left or self.missing or self.json_path):
             return
         from pytest_idemguard.verdict import Verdict  # not before something ran

@@ -43,6 +43,12 @@ class Rules(NamedTuple):
     max_cost: Decimal | None = None
     tasks: Mapping[str, Mapping[str, Any]] = {}
 
+    def counts(self) -> bool:
+        """Whether anything is to be counted."""
+        return self.mode != "off" or any(
+            own.get("mode", "off") != "off" for own in self.tasks.values()
+        )
+
     def of(self, task: str) -> Rules:
         """What is asked of one task type."""
         own = self.tasks.get(task)

@@ -6,6 +6,7 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 from contextlib import suppress
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_idemguard.journals import Journals, outermost
-from pytest_idemguard.place import Place
+from pytest_idemguard.place import PLACE, Place
 
 if TYPE_CHECKING:
     import pytest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"  # as idemguard.journal has them
 JOURNAL = "IDEMGUARD_JOURNAL"
+_getpid = os.getpid  # tests put another in its place
 FOLDER = "idemguard-"  # before the name of a run's folder
 
 
@@ -98,14 +100,14 @@ class Spaces:
     def __init__(
         self, worker: str, shared: dict[str, str] | None, *, is_worker: bool, outside: bool = True
     ) -> None:
-        self.worker, self.is_worker, self._outside = worker, is_worker, outside
+        self.worker, self.is_worker, self._outside = folder_of(worker), is_worker, outside
         if shared is not None and Path(shared["folder"]).is_dir():
             self.folder, self._owned = shared["folder"], False
         else:  # of this run, or on another machine
             self.folder, self._owned = tempfile.mkdtemp(prefix=FOLDER), True
         self.uid: str = os.urandom(5).hex() if shared is None else shared["uid"]
         self.prefix = f"pytest-{self.uid}-"
-        self._mine = f"{self.folder}/{worker}"
+        self._mine = f"{self.folder}/{self.worker}"
         Path(self._mine).mkdir()
         self.current: Attempt | None = None
         self.names: list[tuple[str, int]] = []
@@ -113,7 +115,7 @@ class Spaces:
         self.news: list[Wide] = []
         self.late: list[dict[str, Any]] = []
         self.seen = False
-        self._pid, self._watch = os.getpid(), None
+        self._pid, self._watch = _getpid(), None
         self._before = {name: os.environ.get(name) for name in (OVERRIDE, JOURNAL)}
         self._pointer = self._point()
         self.space: str | None = None
@@ -136,7 +138,7 @@ class Spaces:
 
     def forked(self) -> None:
         """In a forked child tests are run, as some plugins do: it is told here what happens in it."""
-        self._pid = os.getpid()
+        self._pid = _getpid()
         self.worker = (
             f"{self.worker}~{self._pid}"  # the parent goes on counting from the same number
         )
@@ -146,14 +148,23 @@ class Spaces:
         if self._watch is not None:
             self.join(self._watch)
 
-    def join(self, watch: Any) -> None:
+    def is_fork(self) -> bool:
+        """Whether this is a forked child of the process that it was made in."""
+        return _getpid() != self._pid
+
+    def is_whole(self) -> bool:
+        """Whether what children have written is still there."""
+        return Path(self._mine, PLACE).exists()
+
+    def join(self, watch: Any) -> bool:
         """idemguard is in use; in a forked child, what it tells its copy of this reaches nobody."""
-        if os.getpid() != self._pid:
+        if self.is_fork():
             watch.begin(None, self._mine, self.space, follow=True)
-            return
+            return True
         self._watch = watch
         # what a worker saw must outlive its crash
         watch.begin(self.on_event, self._mine if self.is_worker else None, self.space)
+        return True
 
     def enter(self, space: str | None) -> str | None:
         """Have all namespaces lie in this one from now on; the one before is returned."""
@@ -266,9 +277,10 @@ class Spaces:
     def owner(self, space: str) -> tuple[str, int] | None:
         """The test that a namespace is of, and which attempt at it."""
         mine = f"{self.prefix}{self.worker}-t"
-        if not space.startswith(mine):
+        number = space.removeprefix(mine).partition(".")[0]
+        if not space.startswith(mine) or not number.isdecimal():
             return None
-        return self.names[int(space.removeprefix(mine).partition(".")[0])]
+        return self.names[int(number)]
 
     def space_of(self, nodeid: str, scope: str) -> str:
         """The namespace of the attempt that was named last."""
@@ -307,8 +319,13 @@ class Spaces:
     def _module(self, nodeid: str) -> str:
         import hashlib
 
-        name = nodeid.partition("::")[0].encode()
+        name = os.fsencode(nodeid.partition("::")[0])
         return f"{self.prefix}m{hashlib.sha256(name).hexdigest()[:16]}"
+
+
+def folder_of(worker: str) -> str:
+    """The name of a process of a test run, as it may stand in paths and namespaces."""
+    return worker if worker.isalnum() else re.sub(r"[^\w.-]", "_", worker)
 
 
 def _remove(folder: Path) -> None:

@@ -19,6 +19,7 @@ from pytest_idemguard.message import dollars
 from pytest_idemguard.record import from_asked, leftovers, plain_record, told
 from pytest_idemguard.runs import Book, counted, from_plain
 from pytest_idemguard.settings import dollars as amount
+from pytest_idemguard.spaces import folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 VERSION = 1
 SHOWN = 50  # tests in the step summary
 KINDS = ("duplicates", "near_duplicates", "budgets")
-INNER = ("runs", "max_runs", "count_failed", "mode")  # of a record, for this process alone
+INNER = ("runs", "max_runs", "count_failed", "mode", "modes")  # of a record, for this process alone
 SUMS = (
     "calls", "executed", "reused", "fallback", "declined", "failed", "refused", "unguarded", "tokens",
 )  # fmt: skip
@@ -56,6 +57,10 @@ class Verdict:
         missing = sorted(session.missing)
         self._unwritten: list[str] = []
         self.incomplete = [f"worker {name} crashed" for name in missing]
+        self.incomplete += [
+            f"the folder {session.folder} was removed, in which children of {name} write"
+            for name in sorted(session.removed)
+        ]
         if interrupted:
             self.incomplete.append("the run was interrupted")
         self._book = Book()
@@ -79,7 +84,7 @@ class Verdict:
 
     def _crashed(self, worker: str) -> list[dict[str, Any]]:
         """What a worker that crashed had written down; tests that it had not told get a record."""
-        events = Journals(f"{self._of.folder}/{worker}", None).news()
+        events = Journals(f"{self._of.folder}/{folder_of(worker)}", None).news()
         names = sorted((one for one in events if one["kind"] == "test"), key=lambda one: one["at"])
         events = [one for one in events if one["kind"] != "test"]
         by_test: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -136,7 +141,7 @@ class Verdict:
         if not records:
             return base.mode, base.max_runs, base.count_failed
         allowed = max(one["max_runs"].get(task, base.max_runs) for one in records)
-        modes = {one["mode"] for one in records}
+        modes = {one["modes"].get(task, one["mode"]) for one in records}
         mode = next(mode for mode in ("error", "warn", "report", "off") if mode in modes)
         return mode, allowed, any(task in one["count_failed"] for one in records)
 
@@ -170,7 +175,10 @@ class Verdict:
     @property
     def fails(self) -> bool:
         """Whether the session fails, whatever its tests did."""
-        return any(one["mode"] == "error" for one in self.session)
+        amid = [
+            one for record in self.tests if record.get("incomplete") for one in record["duplicates"]
+        ]
+        return any(one["mode"] == "error" for one in (*self.session, *amid))
 
     # --- telling it --------------------------------------------------------------------------------
 
@@ -219,7 +227,10 @@ class Verdict:
                 path.write_text(json.dumps(report, indent=1), encoding="utf-8")
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
         if summary and self._book.runs:
-            with self._telling(Path(summary)), Path(summary).open("a", encoding="utf-8") as file:
+            with (
+                self._telling(Path(summary)),
+                Path(summary).open("a", encoding="utf-8", errors="backslashreplace") as file,
+            ):
                 file.write(self._markdown())
 
     @contextmanager

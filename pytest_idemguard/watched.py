@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeAlias
@@ -20,6 +21,7 @@ import wrapt
 
 Payload: TypeAlias = "Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, Any] | None]"
 
+_getpid = os.getpid  # tests put another in its place
 WATCHED = "watched"  # cause, and the namespace of those that no guard has
 
 
@@ -72,18 +74,28 @@ def request(package: str) -> Payload:
     return payload
 
 
-def _stable(value: object) -> object:
+def _stable(value: object, depth: int = 0) -> object:
     """A value that has an identity; what has none is only equal to itself."""
     from idemguard import task_fingerprint
 
     try:
         task_fingerprint("value", {"value": value})
     except Exception:  # noqa: BLE001 - a foreign object's own trouble
+        if depth < DEPTH and type(value) in (list, tuple):
+            return [_stable(one, depth + 1) for one in value]  # type: ignore[attr-defined]
+        if depth < DEPTH and type(value) is dict:
+            pairs = [[_stable(key), _stable(one, depth + 1)] for key, one in value.items()]
+            return {"pairs": pairs}
+        if isinstance(value, str):  # no valid Unicode
+            return {"text": value.encode(errors="backslashreplace").decode()}
         return {"object": _name(value)}
     return value
 
 
-_named: dict[int, tuple[weakref.ref[Any], str]] = {}
+DEPTH = 5  # of lists and dicts in which objects are told apart
+KEPT = 4096  # objects that are known though nothing tells of their end
+_named: dict[int, tuple[Callable[[], Any], str]] = {}
+_kept: deque[object] = deque()
 
 
 def _name(value: object) -> str:
@@ -92,9 +104,20 @@ def _name(value: object) -> str:
     if known is not None and known[0]() is value:
         return known[1]
     name = f"{type(value).__qualname__} {uuid.uuid4()}"
-    with suppress(TypeError):  # then it is never the same
-        _named[id(value)] = (weakref.ref(value), name)
+    held: Callable[[], Any]
+    try:
+        held = weakref.ref(value)
+    except TypeError:
+        held = functools.partial(_same, value)
+        _kept.append(value)
+        if len(_kept) > KEPT:
+            _named.pop(id(_kept.popleft()), None)
+    _named[id(value)] = held, name
     return name
+
+
+def _same(value: object) -> object:
+    return value
 
 
 # --- counting --------------------------------------------------------------------------------------
@@ -137,7 +160,7 @@ class Run:
             "id": uuid.uuid4().hex, "ns": context.placed(WATCHED), "task": task,
             "fp": found.fingerprint,
         }  # fmt: skip
-        self._pid, self._ended, self._meter = os.getpid(), False, _meter()
+        self._pid, self._ended, self._meter = _getpid(), False, _meter()
         self.stepping = False  # the next chunk of its stream is under way
         self._started = time.monotonic()
         watch.emit({
@@ -158,7 +181,7 @@ class Run:
 
     def end(self, value: object = None, error: BaseException | None = None) -> None:
         """It has returned, or raised; what comes after that is no news."""
-        if self._ended or os.getpid() != self._pid:  # of a forked copy the parent tells
+        if self._ended or _getpid() != self._pid:  # of a forked copy the parent tells
             return
         self._ended = True
         with _counting():

@@ -129,6 +129,7 @@ class Project:
         done = subprocess.run(
             self.command(*args, **loading),
             cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=LONG, check=False,
+            errors="backslashreplace",
         )  # fmt: skip
         assert "INTERNALERROR" not in done.stdout + done.stderr, done.stdout + done.stderr
         return Result(done, self.folder)

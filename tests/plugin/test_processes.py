@@ -145,6 +145,69 @@ def test_children_that_are_older_than_the_test(project):
     again.came_to(passed=17, failed=3)
 
 
+def test_pools_of_the_first_conftest_and_an_environment_without_the_folder(project):
+    project.write(
+        "conftest.py",
+        """
+import multiprocessing, os
+from unittest import mock
+import pytest, tasks
+POOL = multiprocessing.get_context("fork").Pool(1)
+@pytest.fixture(scope="module")
+def bare():
+    path = {name: os.environ[name] for name in ("PATH", "PYTHONPATH")}
+    with mock.patch.dict(os.environ, path, clear=True): yield
+""",
+    )
+    result = project.run(
+        """
+import subprocess, sys
+import pytest, tasks
+from conftest import POOL
+CHILD = "from tasks import naive; naive('x'); naive('x')"
+@pytest.mark.parametrize("number", range(2))
+def test_guarded(number, idemguard_ledger):
+    POOL.map(tasks.good, ["x", "x"]); idemguard_ledger.assert_ran_once()
+def test_dup(): POOL.map(tasks.naive, ["x", "x"])
+def test_bare(bare): subprocess.run([sys.executable, "-c", CHILD], check=True)
+def test_close(): POOL.close(); POOL.join()
+"""
+    )
+    result.came_to(passed=3, failed=2)
+
+
+@pytest.mark.parametrize("args", [[], ["-n1"]])
+def test_a_session_whose_folder_was_removed_is_incomplete(project, args):
+    project.environment["TMPDIR"] = str(project.folder)
+    result = project.run(
+        """
+import pathlib, shutil, tempfile
+from tasks import good
+def test_a():
+    good("x")
+    for folder in pathlib.Path(tempfile.gettempdir()).glob("idemguard-*"): shutil.rmtree(folder)
+def test_b(): good("x")
+""",
+        *args, "--idemguard-json=report.json", plugins=["xdist"],
+    )  # fmt: skip
+    result.came_to(passed=2)
+    assert result.report["incomplete"]
+    assert all("was removed" in told for told in result.report["incomplete"])
+    result.has("incomplete: the folder * was removed*")
+
+
+def test_a_test_that_ends_the_run_as_if_it_were_fine(project):
+    result = project.run(
+        """
+import pytest
+from tasks import naive
+def test_a(): naive("x"); naive("x"); pytest.exit("bye", returncode=0)
+"""
+    )
+    assert result.ret == 1
+    assert "ran 2 times in this test" in result.out
+
+
 def test_a_namespace_in_a_test_lies_in_the_tests_own(project):
     result = project.run(
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import xml.etree.ElementTree as ET
 
 import pytest
@@ -547,15 +548,91 @@ class One(unittest.TestCase):
     def test_own(self): naive("x"); naive("x"); self.fail("as expected")
     @unittest.expectedFailure
     def test_unexpected(self): good("x"); good("x")
+    @unittest.expectedFailure
+    def test_skipped(self): naive("x"); naive("x"); self.skipTest("no")
 @unittest.expectedFailure
 class Two(unittest.TestCase):
     def test_covered(self): naive("x"); naive("x")
+class Three(unittest.TestCase):
+    def tearDown(self): raise RuntimeError("torn down")
+    @unittest.expectedFailure
+    def test_torn(self): naive("x"); naive("x")
 """,
         "-rA",
     )
-    result.came_to(xfailed=3, failed=1)
+    result.came_to(xfailed=3, failed=2, skipped=1)
     assert "FAILED test_it.py::One::test_unexpected" in result.out
     result.has("XFAIL test_it.py::One::test_covered - *idemguard: summarise * ran 2 times*")
+
+
+def test_the_mode_of_a_task_type_counts(project):
+    test = """
+import pytest
+from tasks import naive
+@pytest.mark.idemguard(task="summarise", mode="off")
+def test_off(): naive("x"); naive("x")
+@pytest.mark.idemguard(task="other", mode="off")
+def test_other(): naive("x"); naive("x")
+@pytest.mark.idemguard(task="summarise", mode="error")
+def test_error(): naive("x"); naive("x")
+"""
+    result = project.run(test, "--idemguard-json=report.json")
+    result.came_to(passed=1, failed=2)
+    assert result.report["session"] == []
+    off = project.run(None, "--idemguard-mode=off", "--idemguard-json=report.json")
+    off.came_to(passed=2, failed=1)
+    assert off.report["session"] == []
+
+
+def test_what_a_test_puts_in_the_place_of_the_systems_functions(project):
+    result = project.run(
+        """
+import os, time
+from unittest import mock
+import pytest
+from idemguard.context import use_namespace
+@pytest.fixture(scope="class")
+def another():
+    with mock.patch("os.getpid", return_value=4_000_000): yield
+class TestOne:
+    def test_first(self, another): pass
+    def test_second(self): pass
+class TestTwo:
+    def test_third(self, another):
+        from tasks import naive
+        naive("x"); naive("x")
+@mock.patch("time.time", mock.MagicMock())
+def test_time():
+    from tasks import naive
+    naive("x"); naive("x")
+@mock.patch("os.getpid", return_value=4_000_000)
+def test_pid(_):
+    from tasks import naive
+    naive("x"); naive("x")
+def test_after():
+    from tasks import naive
+    naive("x"); naive("x")
+@pytest.mark.parametrize("name", ["pytest-mine", "pytest-0123456789-x"])
+def test_names(name, idemguard_ledger):
+    from tasks import good, naive
+    with use_namespace(name): good("x")
+    with use_namespace(idemguard_ledger.namespace + "-agent1"): good("x")
+    assert idemguard_ledger.runs() == 2
+def test_none(): pass
+"""
+    )
+    result.came_to(passed=5, failed=4)
+    assert result.ret == 1
+
+
+def test_a_file_whose_name_is_no_text(project):
+    project.environment["GITHUB_STEP_SUMMARY"] = str(project.folder / "summary.md")
+    name = os.fsencode(project.folder) + b"/test_\xff.py"
+    with open(name, "w") as file:  # noqa: PTH123 - as bytes
+        file.write("from tasks import naive\ndef test_a(): naive('x'); naive('x')\n")
+    result = project.run(None, "--idemguard-scope=module")
+    result.came_to(failed=1)
+    assert "| `summarise` | 2 | 1 |" in (project.folder / "summary.md").read_text()
 
 
 def test_repeat_and_random_order(project):

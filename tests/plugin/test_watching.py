@@ -573,6 +573,30 @@ def test_a_server_that_gives_all_one_id(idemguard_ledger):
     assert result.report["totals"]["tokens"] == 30 + 15 + 30
 
 
+def test_an_object_in_a_list_is_equal_to_itself(project):
+    project.write("lib.py", "def ask(value): pass\n")
+    result = project.run(
+        """
+import pytest
+from lib import ask
+class Slots: __slots__ = ()
+class Plain: pass
+around = []; around.append(around)
+VALUES = [Plain(), [Plain()], {"m": [Plain(), 1]}, {(1, 2): Plain()}, [Slots()], 1 + 2j, range(3),
+          "\\udcff", {"a": "\\udcff"}, around, ValueError("x")]
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_twice(number):
+    ask(VALUES[number]); ask(VALUES[number])
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_others(number):
+    for value in VALUES: ask(value)
+    ask([Plain()]); ask([Slots()])
+""",
+        "--idemguard-watch=lib:ask",
+    )
+    result.came_to(failed=11, passed=11)
+
+
 def test_llm_packages(project):
     pytest.importorskip("openai")
     pytest.importorskip("anthropic")
