@@ -224,7 +224,10 @@ def test_executions_that_told_no_tokens_are_in_no_average():
     [
         ({"cause_first": 100, "heard": 95, "silent": 5}, False),
         ({"cause_first": 100, "heard": 94, "silent": 6}, True),
-        ({"cause_first": 100, "heard": 95, "silent": 5, "unknown_usage": 50}, False),  # may tell yet
+        (
+            {"cause_first": 100, "heard": 95, "silent": 5, "unknown_usage": 50},
+            False,
+        ),  # may tell yet
         ({"cause_first": 100, "unknown_usage": 100}, False),
         ({"cause_first": 6, "silent": 6, "unknown_usage": 6}, False),  # 18 in all
         ({"cause_first": 200, "heard": 91, "silent": 4, "nested": 105}, False),  # wrappers apart
@@ -264,7 +267,13 @@ def test_drops_and_loops_are_counted_beside_the_windows(kind, cls):
 
 
 def test_only_what_is_on_alerts_and_in_its_order():
-    usage = {"silent": 20, "unknown_usage": 20, "found": 10, "cause_fallback": 5, "cause_unguarded": 5}
+    usage = {
+        "silent": 20,
+        "unknown_usage": 20,
+        "found": 10,
+        "cause_fallback": 5,
+        "cause_unguarded": 5,
+    }
     windows = [ran(at, 20, 10, **usage) for at in (A, B, C)]
     assert kinds(windows, limits=Limits()) == ["duplication"]
     assert kinds(windows, limits=Limits(on=())) == []

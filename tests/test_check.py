@@ -11,22 +11,26 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from datetime import datetime
+from html import unescape
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from conftest import Clock
 from workers import story
 
 from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, record_usage, worker
 from idemguard.alerts import KINDS, Alert, Limits, changed
 from idemguard.cli import command
-from idemguard.report import alarms, gather, plain, tables
+from idemguard.report import alarms, gather, html, plain, tables
 from idemguard.report.limits import project_limits
 from idemguard.report.paper import Paper
+from idemguard.stores.memory import MemoryStore
 from idemguard.stores.redis import RedisStore
 from idemguard.stores.sqlite import SqliteStore
-from idemguard.windows import COUNTERS, SPAN
+from idemguard.windows import COUNTERS, HOUR, SPAN
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "cli.md").read_text()
@@ -122,7 +126,7 @@ def test_duplication_alone_is_on_at_first(check, bad):
     assert code == 1
     assert re.fullmatch(
         r"duplication: 66.67% of 63 executions of summarise doc's are duplicates "
-        r"\(limit 3%, \d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d\), also slow: "
+        r"\(limit 3%, \d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d UTC\), also slow: "
         rf"idemguard --store sqlite:////\S+ explain --since {UTC} --until {UTC} -- "
         r"'summarise doc'\"'\"'s'",
         line,
@@ -142,7 +146,7 @@ def everywhere(request):
 def test_the_rest_is_added_by_name_and_each_is_a_line(check, everywhere):
     code, lines = check("--fail-on", ALL, "--limit", "tokens=1.6", IDEMGUARD_STORE=everywhere)
     assert code == 1
-    lines = [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d", "WHEN", line) for line in lines]
+    lines = [re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d to \d\d:\d\d UTC", "WHEN", line) for line in lines]
     lines = [re.sub(UTC, "UTC", line) for line in lines]
     lines[2] = re.sub(
         r"(200|168.18)% of (.*\(21\)), (100|119) in", r"SHARE of \2, BASE in", lines[2]
@@ -304,6 +308,32 @@ def test_the_command_names_the_namespace_and_the_store_but_no_password(run, redi
     assert alert["command"].startswith("idemguard --namespace 'a b' explain ")
 
 
+@pytest.mark.parametrize(
+    ("environment", "options", "named"),
+    [
+        (None, (), ""),
+        (None, ("--namespace", "default"), ""),
+        ("other", ("--namespace", "default"), "--namespace default "),
+        ("default", (), ""),
+    ],
+)
+def test_the_namespace_is_named_where_the_command_would_read_another(
+    run, bad, environment, options, named
+):
+    given = {} if environment is None else {"IDEMGUARD_NAMESPACE": environment}
+    (alert,) = told(run, "--store", bad, *options, **given)["alerts"]
+    assert alert["command"].startswith(f"idemguard --store {bad} {named}explain ")
+    shown = typed(run, alert["command"], "--format", "json", **given)
+    assert sum(shown["duplicates_by"].values()) == 42
+
+
+def test_a_namespace_of_the_environment_is_named_for_who_reads_it_elsewhere(run, tmp_path):
+    episode(lambda clock: SqliteStore(tmp_path / "x.db", clock=clock), "prod")
+    at = ("--store", f"sqlite:///{tmp_path}/x.db")
+    (alert,) = told(run, *at, IDEMGUARD_NAMESPACE="prod")["alerts"]
+    assert " --namespace prod explain " in alert["command"]
+
+
 def test_where_nothing_happened_it_says_so_and_is_fine(check, bad):
     code, (line,) = check("--store", bad, "--namespace", "nobody's")
     assert (code, line) == (
@@ -329,10 +359,48 @@ def test_where_little_happened_it_says_so_and_is_fine(check, tmp_path):
     code, (line,) = check(*at)
     assert code == 0
     assert re.fullmatch(
-        r"no alert: duplication checked in 3 executions \(an alert needs 20\) from .*", line
+        r"no alert: duplication checked in 3 executions \(an alert needs 20 and some in each of "
+        r"the 3 windows: only 1 had any\) from .* UTC",
+        line,
     )
     guard.close()
     made.close()
+
+
+@pytest.mark.parametrize(
+    ("windows", "needs"),
+    [
+        (1, " (an alert needs some in each of the 3 windows: only 1 had any)"),
+        (2, " (an alert needs some in each of the 3 windows: only 2 had any)"),
+        (3, ""),
+    ],
+)
+def test_what_is_too_short_to_alert_is_said_to_be(windows, needs):
+    clock = Clock()
+    clock.now -= clock.now % SPAN
+    guard = Guard(store=MemoryStore(clock), mode="observe")
+    for window in range(3):
+        for number in range(30 if window < windows else 0):
+            guard.run_task("t", [window, number], story.quiet)
+        clock.now += SPAN
+    text = alarms.quiet(alarms.check(guard.ledger, Limits(), clock.now))
+    many = windows * 30
+    assert text.startswith(f"no alert: duplication checked in {many} executions{needs} from ")
+    guard.close()
+
+
+def test_calls_that_executed_nothing_are_said_to_be_too_few():
+    clock = Clock()
+    clock.now -= clock.now % SPAN
+    guard = Guard(store=MemoryStore(clock))
+    guard.run_task("t", 1, story.quiet)
+    clock.now += SPAN
+    guard.run_task("t", 1, story.quiet)
+    clock.now += 3 * SPAN
+    text = alarms.quiet(alarms.check(guard.ledger, Limits(), clock.now))
+    needs = "an alert needs 20 and some in each of the 3 windows: none had any"
+    assert text.startswith(f"no alert: duplication checked in 0 executions ({needs}) from ")
+    guard.close()
 
 
 def test_a_store_that_is_not_there_is_an_error_and_no_alert(run, tmp_path):
@@ -393,6 +461,96 @@ def test_programs_that_live_for_a_moment_are_seen(request, tmp_path, kind):
     assert duplication["of"] == tokens["of"] == 63
 
 
+# --- tasks that are handed back so often that their lines make room -----------------------------
+
+
+BACK = changed(Limits(), {"fail_on": ["drops", "loops"], "volume": 1})
+
+
+@pytest.fixture(params=["memory"])
+def going_round(request):
+    """Hands tasks back so often in each of three windows and the one that is under way.
+
+    Gives what alerts then, and the reports that the alerts' commands show.
+    """
+    clock = Clock()
+    clock.now -= clock.now % SPAN
+    if request.param == "memory":
+        store = MemoryStore(clock)
+    else:
+        store = RedisStore(request.getfixturevalue("redis_url"), clock=clock)
+    guard = Guard(store=store)
+
+    def go(task, *often, others=()):
+        for window, times in enumerate(often):
+            start = clock.now
+            for number in range(times + (window in others)):
+                with worker(f"w-{number % 2}"), suppress(OutOfScope):
+                    other = number == times
+                    guard.run_task("review", f"other {window}" if other else task, story.hands_back)
+                clock.now += 1000
+            clock.now = start + SPAN * (window < len(often) - 1)
+        clock.now += 200_000
+        found = alarms.check(guard.ledger, BACK, clock.now).alerts
+        shown = []
+        for alert in found:
+            args = shlex.split(alarms.command(alert, "default"))
+            since = datetime.fromisoformat(args[args.index("--since") + 1])
+            until = alert.end if "--until" in args else None
+            told = gather(guard.ledger, since=round(since.timestamp() * 1000), until=until)
+            shown.append(len(told.drops if alert.kind == "drops" else told.loops))
+        return [one.kind for one in found], shown
+
+    yield go
+    guard.close()
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("going_round", "often"),
+    [
+        ("memory", (3, 2, 2, 0)), ("memory", (32, 32, 32, 6)), ("memory", (90, 3, 70, 0)),
+        ("memory", (70, 70, 70, 70)), ("redis", (3, 3, 3, 70)),
+    ],
+    indirect=["going_round"],
+)  # fmt: skip
+def test_a_task_that_goes_round_more_quickly_alerts_all_the_same(going_round, often):
+    assert going_round("hot", *often) == (["drops", "loops"], [1, 1])
+
+
+@pytest.mark.parametrize(
+    ("often", "others"),
+    [
+        pytest.param((0, 70, 70, 70), (), id="in two windows"),
+        pytest.param((0, 70, 70, 70), (0,), id="and others in the first"),
+        pytest.param((0, 0, 0, 70), (0, 1, 2), id="only in the window that is under way"),
+        pytest.param((3, 0, 70, 70, 0), (), id="again, when nothing had been handed back"),
+        pytest.param((70, 0, 3, 3, 0), (1,), id="again, and its lines from before are there"),
+    ],
+)
+def test_what_goes_round_again_or_for_the_first_time_was_not_there_before(
+    going_round, often, others
+):
+    kinds, _ = going_round("new", *often, others=others)
+    assert "loops" not in kinds
+
+
+def test_what_is_handed_back_beside_a_result_was_not_there_before_its_first_line():
+    clock = Clock()
+    clock.now -= clock.now % SPAN
+    observed = Guard(store=MemoryStore(clock), mode="observe")
+    with suppress(OutOfScope):
+        observed.run_task("review", "other", story.hands_back)
+    for bodies in ([story.quiet, *[story.hands_back] * 3], [story.hands_back] * 3):
+        clock.now += SPAN
+        for body in bodies:
+            with suppress(OutOfScope):
+                observed.run_task("review", "done", body)
+    clock.now += SPAN
+    assert list(alarms.check(observed.ledger, BACK, clock.now).alerts) == []
+    observed.close()
+
+
 # --- limits ----------------------------------------------------------------------------------------
 
 
@@ -432,6 +590,34 @@ def test_the_nearest_file_that_sets_any_counts(project, tmp_path):
     assert project_limits() == changed(Limits(), {"volume": 7})
     (tmp_path / "src" / "pyproject.toml").write_text("[tool.idemguard]\nfail_on = []\n")
     assert project_limits() == Limits(on=())
+
+
+def test_a_limit_of_what_is_not_checked_says_what_to_add(run, check, bad, project):
+    for option in ("--limit", "--volume"):
+        done = run("check", "--store", bad, option, "fallback=1" + "%" * (option == "--limit"))
+        assert (done.exit_code, done.stdout) == (2, "")
+        (line,) = done.stderr.splitlines()
+        told = f"{option}: fallback is not checked; add it: --fail-on duplication,fallback"
+        assert told in line
+    added = ("--fail-on", "duplication,fallback", "--limit", "fallback=1%")
+    assert check("--store", bad, *added)[0] == 1
+    assert check("--store", bad, "--volume", "1000")[0] == 0  # of every kind
+    project("[tool.idemguard.limits]\nfallback = 0.01\n")  # for whoever adds it
+    assert len(check("--store", bad)[1]) == 1
+    assert run("check", "--store", bad, "--limit", "fallback=2%").exit_code == 2
+    project('[tool.idemguard]\nfail_on = ["fallback"]\n')
+    assert check("--store", bad, "--limit", "fallback=1%")[0] == 1
+
+
+def test_nothing_to_check_is_an_error_and_a_report_says_it(run, check, bad, project):
+    project("[tool.idemguard]\nfail_on = []\n")
+    done = run("check", "--store", bad)
+    assert (done.exit_code, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert "nothing is checked: fail_on is empty in [tool.idemguard]; name kinds there" in line
+    assert check("--store", bad, "--fail-on", "duplication")[0] == 1
+    done = run("report", "--store", bad, "--format", "html")
+    assert (done.exit_code, "; nothing is checked." in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -529,6 +715,66 @@ def test_a_report_of_one_task_type_or_agent_or_time_has_its_alerts(run, bad, pro
     project('[tool.idemguard]\nfail_on = ["drops"]\nvolume = 6\n')
     assert alerting() == {"drops": ["review"]}
     assert alerting("--task-type", "slow") == alerting("--agent", "writer") == {}
+
+
+@pytest.fixture
+def paged():
+    """The page of a report with alerts of these task types, as of so many hours later."""
+
+    def page(*task_types, hours=0, at=None):
+        clock = Clock()
+        clock.now = (clock.now if at is None else at) // SPAN * SPAN
+        store = MemoryStore(clock)
+        guard = Guard(store=store, mode="observe")
+        for _ in range(3):
+            for task_type in task_types:
+                for _ in range(10):
+                    guard.run_task(task_type, clock.now, story.quiet)
+            clock.now += SPAN
+        end = clock.now
+        clock.now += hours * HOUR
+        store.tend(None)
+        found = gather(guard.ledger, until=end, limits=Limits())
+        guard.close()
+        return html.page(found)
+
+    return page
+
+
+def test_a_page_of_a_time_long_ago_says_that_alerts_can_be_told_no_longer(paged):
+    fine, gone = "No alert in the last three windows of five minutes", "can no longer be told"
+    assert "1 alert in the last three windows" in paged("t", hours=23)
+    assert fine in paged(hours=23)
+    for page in (paged("t", hours=25), paged(hours=25)):
+        assert fine not in page
+        assert (
+            f"Whether anything alerted then {gone}: windows of five minutes are kept for a day"
+            in page
+        )
+
+
+def test_an_alert_on_a_page_is_of_the_page_s_time_zone(paged, monkeypatch):
+    summer = datetime.fromisoformat("2026-10-25T00:45Z")  # an hour later clocks are turned back
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        page = paged("t", at=round(summer.timestamp() * 1000))
+        line = alarms.times(*(round(summer.timestamp() * 1000) + at for at in (0, 3 * SPAN)))
+    time.tzset()
+    assert line == "2026-10-25 02:45 to 02:00 UTC+01:00"
+    begin, end = '<time datetime="2026-10-25T0{}:00.000+00:00">', "</time>"
+    assert (
+        f"(limit 3%, {begin.format('0:45')}2026-10-25 01:45{end} to {begin.format('1:00')}02:00{end})"
+        in page
+    )
+    assert "Times are UTC+01:00" in page
+
+
+def test_names_in_an_alert_do_not_turn_the_line_around(paged):
+    names = ["\u05d0", "\u05d1", "\u05d2"]
+    page = unescape(paged(*names))
+    assert f" of <bdi>{names[0]}</bdi> are duplicates (limit 3%, <time " in page
+    assert f", also <bdi>{names[1]}</bdi>, <bdi>{names[2]}</bdi></span>" in page
 
 
 def test_foreign_names_in_alerts_do_nothing_to_a_terminal(tmp_path):

@@ -14,7 +14,7 @@ from idemguard.cli.base import FINE, opened, paper, shown_store, where
 from idemguard.cli.output import busy
 from idemguard.errors import ConfigurationError
 from idemguard.report import alarms, plain, tables
-from idemguard.report.limits import project_limits
+from idemguard.report.limits import TABLE, project_limits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,11 +72,12 @@ def _limits(fail_on: str | None, over: Sequence[str], volume: Sequence[str]) -> 
     """What the project sets, and the options over it.
 
     Raises:
-        ConfigurationError: the project sets what cannot be.
-        click.BadParameter: an option does.
+        ConfigurationError: the project sets what cannot be, or that nothing is checked.
+        click.BadParameter: an option does, or is of a kind that is not checked.
 
     """
     limits = project_limits()
+    of = list[tuple[str, str]]()
     given: list[tuple[str, dict[str, Any]]] = []
     if fail_on is not None:
         names = [name.strip() for name in fail_on.split(",")]
@@ -84,13 +85,25 @@ def _limits(fail_on: str | None, over: Sequence[str], volume: Sequence[str]) -> 
     for text in over:
         kind, _, number = text.partition("=")
         given.append(("--limit", {"limits": {kind.strip(): number.strip()}}))
+        of.append(("--limit", kind.strip()))
     for text in volume:
         kind, named, number = text.rpartition("=")
         each = [kind.strip()] if named else alerts.KINDS
+        of += [("--volume", kind.strip())] if named else []
         given.append(("--volume", {"volume": dict.fromkeys(each, number.strip())}))
     for option, settings in given:
         try:
             limits = alerts.changed(limits, settings)
         except ConfigurationError as error:
             raise click.BadParameter(str(error), param_hint=option) from error
+    if not limits.on:
+        raise ConfigurationError(
+            f"nothing is checked: fail_on is empty in {TABLE}; name kinds there, or by --fail-on"
+        )
+    for option, kind in of:
+        if kind not in limits.on:
+            all_ = ",".join(one for one in alerts.KINDS if one in (*limits.on, kind))
+            raise click.BadParameter(
+                f"{kind} is not checked; add it: --fail-on {all_}", param_hint=option
+            )
     return limits

@@ -249,11 +249,11 @@ def quiet(found: Checked) -> str:
         return f"no alert: nothing was called or executed from {when} in namespace {namespace}"
     on = ", ".join(found.limits.on) or "nothing"
     least = min((found.limits.of[kind].volume for kind in found.limits.on), default=0)
-    needs = [f"an alert needs {least:,}"] if found.executions < least else []
+    needs = [f"{least:,}"] if found.executions < least else []
     if found.windows < alerts.ROW:
-        some = f"only {found.windows}" if found.windows else "none"
-        needs.append(f"{some} of the {alerts.ROW} windows had any, an alert needs each")
-    few = f" ({'; '.join(needs)})" if needs else ""
+        had = f"only {found.windows}" if found.windows else "none"
+        needs.append(f"some in each of the {alerts.ROW} windows: {had} had any")
+    few = f" (an alert needs {' and '.join(needs)})" if needs else ""
     return f"no alert: {on} checked in {many(found.executions, 'execution')}{few} from {when}"
 
 
