@@ -141,7 +141,7 @@ class Watch:
         caller, address = claim.caller, claim.address
         self.emit({
             "kind": "start", "id": claim.id, **_task(claim), "cause": str(claim.cause),
-            "worker": caller.worker, "parent": caller.parent, "store": type(store).__name__,
+            "worker": caller.worker, "parent": caller.parent, "store": _name(store),
             "thread": threading.current_thread().name, "digests": caller.digests,
             "scope": address.scope, "version": address.version,
             "where": self._asked.pop(_call(claim.nonce), None) or where(),
@@ -226,6 +226,11 @@ watch = Watch()
 def _task(claim: Claim) -> Event:
     address = claim.address
     return {"ns": address.namespace, "task": claim.caller.task_type, "fp": address.fingerprint}
+
+
+def _name(store: object) -> str:
+    path = getattr(store, "path", None)
+    return type(store).__name__ if path is None else f"{type(store).__name__} {path}"
 
 
 def session(namespace: str) -> str:

@@ -62,7 +62,8 @@ class Finding:
     def sign(self) -> tuple[Any, ...]:
         """What makes it the same finding when it is looked for again."""
         key = self.runs[0].key if self.kind == "duplicate" else None
-        return self.kind, self.task, key, self.fields, self.unit
+        why = self.why if self.kind == "budget" else ""
+        return self.kind, self.task, key, self.fields, self.unit, why
 
 
 def judged(session: Session, attempt: Attempt, *, wide: bool) -> list[Finding]:
@@ -160,9 +161,22 @@ def _budgets(book: Book, rules: Rules) -> list[Finding]:
         if tokens is not None and spent > tokens:
             found.append(Finding("budget", mode, kind, runs, spent, tokens, unit="tokens"))
         money = sum((run.money for run in runs), Decimal(0))
+        unpriced = [run for run in runs if run.tokens and run.cost is None]
         if cost is not None and money > cost:
             found.append(Finding("budget", mode, kind, runs, money, cost, unit="$"))
+        elif cost is not None and unpriced and mode != "off":
+            found.append(_unpriced(kind, unpriced, cost))
     return found
+
+
+def _unpriced(task: str | None, runs: list[Run], cost: Decimal) -> Finding:
+    """What is held to a cost, and has none that is known: it is told, and fails nothing."""
+    names = ", ".join(sorted({run.task for run in runs}))
+    why = f"max_cost says nothing of {names}: its tokens have no price"
+    remedy = "give prices for its model: configure(pricer=...), or the extra idemguard[pricing]"
+    return Finding(
+        "budget", "report", task, runs, Decimal(0), cost, unit="$", why=why, remedy=remedy
+    )
 
 
 # --- near duplicates -------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pytest_idemguard.runs import Run
 
 SHOWN = 10  # runs of one task
+REQUESTS = ("openai ", "anthropic ")  # before the names of what an SDK asks
 DIGITS = 16  # of a fingerprint
 
 
@@ -33,6 +34,8 @@ def text(findings: list[Finding], root: Path) -> str:
 
 def headline(finding: Finding) -> str:
     """One finding in a line."""
+    if finding.kind == "budget" and finding.why:
+        return f"idemguard: {finding.why}"
     if finding.kind == "budget":
         what = "this test's tasks" if finding.task is None else finding.task
         return f"idemguard: {what} spent {_of(finding, finding.counted)}, {_of(finding, finding.allowed)} allowed"
@@ -119,6 +122,11 @@ def cause(runs: list[Run]) -> tuple[str, str]:
 
     """
     causes = {run.cause for run in runs[1:]}
+    if "watched" in causes and runs[0].task.startswith(REQUESTS):
+        return (
+            "a package's request is only watched, and nothing holds a second one back",
+            'guard the function that sends it with @idempotent(task_type="..."), and say what it returns',
+        )
     for name, why, remedy in _BY_CAUSE:
         if name in causes:
             return why.format(_patience(runs)), remedy
@@ -133,7 +141,7 @@ def cause(runs: list[Run]) -> tuple[str, str]:
         kinds = " and ".join(sorted({run.store for run in runs}))
         return (
             f"the runs share no store ({kinds}), so that neither could see the other's claim",
-            "give all processes one store: IDEMGUARD_STORE, or configure(store=...)",
+            "give all processes one store: IDEMGUARD_STORE where the code names none, else store=",
         )
     return (
         "neither run saw the other's claim: two guards with stores of their own, or one that was emptied",
@@ -165,7 +173,7 @@ _BY_CAUSE = (
     (
         "observed",
         'mode="observe" counts, and holds nothing back',
-        'guard it with mode="enforce", the default',
+        'guard it with mode="enforce", the default, and without IDEMGUARD_MODE=observe',
     ),
 )
 
@@ -176,6 +184,8 @@ def _patience(runs: list[Run]) -> str:
 
 
 def _advice(finding: Finding) -> list[str]:
+    if finding.kind == "budget" and finding.why:
+        return [f"  what to do: {finding.remedy}"]
     if finding.kind == "budget":
         name = "max_cost" if finding.unit == "$" else "max_tokens"
         return [f"  what to do: spend less, or allow more with @pytest.mark.idemguard({name}=...)"]
@@ -188,5 +198,15 @@ def _advice(finding: Finding) -> list[str]:
     return [
         f"  likely cause: {finding.why}",
         f"  what to do: {finding.remedy};",
-        f"  if it is meant: @pytest.mark.idemguard(max_runs={finding.counted})",
+        f"  if it is meant: {_allowing(finding)}",
     ]
+
+
+def _allowing(finding: Finding) -> str:
+    marker = f"@pytest.mark.idemguard(max_runs={finding.counted})"
+    if finding.where is None:
+        return marker
+    return (
+        f"{marker} at the fixture's class, `pytestmark` in its module, or, where the session has it, "
+        f"--idemguard-max-runs={finding.counted}"
+    )

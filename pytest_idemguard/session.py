@@ -5,7 +5,9 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -282,3 +284,9 @@ class Session(Spaces):
         """The section, where there is something to say."""
         if self.verdict is not None:
             self.verdict.show(terminalreporter)
+        off = os.environ.get("IDEMGUARD_MODE") == "off"
+        if off and "idemguard.calls" in sys.modules and self.base.mode != "off":
+            terminalreporter.write_line(
+                "idemguard: IDEMGUARD_MODE=off, so that nothing is guarded, and nothing counted",
+                yellow=True,
+            )

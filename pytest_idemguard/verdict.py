@@ -153,6 +153,9 @@ class Verdict:
             if len(tests) == 1:
                 where = f"in {tests[0]} and after its end"
             plain["text"] = plain["text"].replace("in this test", where)
+            marker = f"@pytest.mark.idemguard(max_runs={finding.counted})"
+            allowed = f"--idemguard-max-runs={finding.counted}"
+            plain["text"] = plain["text"].replace(marker, allowed)
         return plain
 
     def _over_budget(self) -> list[dict[str, Any]]:
@@ -253,6 +256,14 @@ class Verdict:
                 lines.append(
                     f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
                 )
+        others = [
+            (one["nodeid"], other)
+            for one in self.tests
+            for other in (*one["near_duplicates"], *one["budgets"])
+        ]
+        lines += [""] * bool(others)
+        for nodeid, other in others[:SHOWN]:
+            lines.append(f"- `{nodeid}`: {other['text'].splitlines()[0]}")
         return "\n".join(lines) + "\n"
 
     def line(self) -> str:

@@ -230,6 +230,65 @@ def test_a(): pass
 # --- the fixture -----------------------------------------------------------------------------------
 
 
+def test_a_limit_of_cost_without_prices_is_told_to_say_nothing(project):
+    result = project.run(
+        """
+import pytest
+from idemguard import Guard, record_usage
+guard = Guard(store="memory://", pricer={"m": {"input": "10", "output": "0"}})
+@guard.idempotent(task_type="asks")
+def asks(model, tokens):
+    record_usage(input_tokens=tokens, output_tokens=0, model=model)
+@pytest.mark.idemguard(max_cost=0.01)
+class TestCost:
+    def test_unpriced(self): asks("other", 1_000_000)
+    def test_priced(self): asks("m", 1)
+    def test_both(self): asks("other", 1); asks("m", 10_000)
+    @pytest.fixture
+    def late(self):
+        yield
+        asks("m", 10_000)
+    def test_late(self, late): asks("other", 1)
+"""
+    )
+    result.came_to(passed=3, failed=1, error=1)
+    result.has(
+        "*test_unpriced:",
+        "idemguard: max_cost says nothing of asks: its tokens have no price",
+        "  what to do: give prices*",
+    )
+    assert "test_priced" not in result.out
+
+
+@pytest.mark.parametrize("args", [[], ["--idemguard-mode=off"]])
+def test_a_guard_that_the_environment_switches_off_is_told(project, args):
+    project.environment["IDEMGUARD_MODE"] = "off"
+    result = project.run("from tasks import naive\ndef test_a(): naive('x'); naive('x')\n", *args)
+    result.came_to(passed=1)
+    assert ("IDEMGUARD_MODE=off, so that nothing is guarded" in result.out) is not bool(args)
+    other = project.run("def test_a(): pass\n", *args)
+    assert "IDEMGUARD_MODE" not in other.out
+
+
+def test_what_to_do_where_it_is_meant_can_be_done(project):
+    result = project.run(
+        """
+import pytest
+from tasks import naive
+naive("loaded"); naive("loaded")
+@pytest.fixture(scope="class")
+def double(): naive("x"); naive("x")
+class TestOne:
+    def test_it(self, double): pass
+""",
+        "--idemguard-json=report.json",
+    )
+    (told,) = result.report["session"]
+    assert "if it is meant: --idemguard-max-runs=2" in told["text"]
+    assert "max_runs=2) at the fixture's class" in result.out
+    project.run(None, "--idemguard-max-runs=2").came_to(passed=1)
+
+
 def test_the_ledger(project):
     result = project.run(
         """
