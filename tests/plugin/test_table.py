@@ -369,7 +369,7 @@ def plain_body(): return 1
     result.came_to(failed=4, passed=7)
     result.has(
         "*a run that raised counts here (count_failed)*",
-        "  likely cause: the runs share no store (MemoryStore and SqliteStore)*",
+        "  likely cause: the runs share no store (MemoryStore and SqliteStore *)*",
         "FAILED test_it.py::test_retry_that_counts *",
         "FAILED test_it.py::test_stream_twice *",
         "FAILED test_it.py::test_counted_alone - idemguard: t * ran 2 times*",
