@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from decimal import Context, Decimal, Inexact
+from decimal import Context, Decimal, Inexact, InvalidOperation
 from enum import StrEnum
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeAlias
@@ -66,7 +66,7 @@ class Event(NamedTuple):
     Attributes:
         identifier: the execution's id, far shorter than the 100 characters that are allowed.
         timestamp: when the execution started, whole seconds since 1970.
-        customer: whom it is billed to.
+        customer: whom it is billed to; an id has no blanks around it.
         value: tokens, or US dollars.
 
     """
@@ -125,7 +125,7 @@ class Meter:
         if isinstance(value, Why):
             return value
         name = self.name(line)
-        customer = name if self.customers is None else self.customers.get(name, "")
+        customer = (name if self.customers is None else self.customers.get(name, "")).strip()
         if not customer:
             return Why.NO_CUSTOMER
         if len(value.as_tuple().digits) > MOST_DIGITS:
@@ -212,6 +212,11 @@ def customers(text: str) -> dict[str, str]:
     for name, id_ in found.items():
         if not isinstance(id_, str) or not id_.strip():
             raise UnreadableError(f"the customer id of {name!r} must be a text, not {_shown(id_)}")
+        if id_ != id_.strip() or not id_.isprintable():
+            raise UnreadableError(
+                f"the customer id of {name!r} has blanks around it, or a control character: "
+                f"{_shown(id_)}"
+            )
     return found
 
 
@@ -262,7 +267,7 @@ def _own(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rows(lines: Iterable[str]) -> Iterator[_Told]:
-    reader = csv.reader(lines, strict=True)
+    reader = csv.reader(lines, strict=True, skipinitialspace=True)
     columns: dict[str, int] | None = None
     at = 1
     try:
@@ -274,7 +279,7 @@ def _rows(lines: Iterable[str]) -> Iterator[_Told]:
             elif len(row) != width:
                 raise UnreadableError(f"{len(row)} cells under a head of {width}", at)
             else:
-                yield at, {name: row[there] for name, there in columns.items()}
+                yield at, {name: row[there].strip() for name, there in columns.items()}
             at = reader.line_num + 1
     except csv.Error as error:
         raise UnreadableError(str(error), at) from None
@@ -296,10 +301,11 @@ def _columns(head: list[str], at: int) -> dict[str, int]:
 def _sent(found: Mapping[str, Any], at: int) -> Sent:
     texts = [found[name] for name in ("event_name", "identifier", "stripe_customer_id")]
     for name, text in zip(("event_name", "identifier", "stripe_customer_id"), texts, strict=True):
-        if not isinstance(text, str) or not text:
+        if not isinstance(text, str) or not text.strip():
             raise UnreadableError(f"{name} must be a text, not {_shown(text)}", at)
     event_name, identifier, customer = texts
-    event = Event(identifier, _seconds(found, at), customer, _number(found, "value", at))
+    value = _number(found, "value", at)
+    event = Event(identifier, _seconds(found, at), customer.strip(), value)
     return Sent(at, event_name, event)
 
 
@@ -322,7 +328,9 @@ def _seconds(found: Mapping[str, Any], at: int) -> int:
         except ValueError:
             moment = None
         if moment is not None and moment.tzinfo is not None and moment >= _BEGIN:
-            return (moment - _BEGIN) // timedelta(seconds=1)
+            seconds = (moment - _BEGIN) // timedelta(seconds=1)
+            if seconds <= _LAST:  # an offset may lead beyond the calendar
+                return seconds
     else:
         number = _number(found, "timestamp", at)
         if 0 <= number <= _LAST and number == int(number):
@@ -333,15 +341,23 @@ def _seconds(found: Mapping[str, Any], at: int) -> int:
 def _json(text: str, at: int | None = None) -> Any:
     try:
         return json.loads(
-            text, parse_float=Decimal, parse_int=Decimal, parse_constant=_refused,
+            text, parse_float=_decimal, parse_int=_decimal, parse_constant=_refused,
             object_pairs_hook=_once,
         )  # fmt: skip
     except UnreadableError as error:
         raise UnreadableError(str(error), at) from None
     except json.JSONDecodeError as error:
-        raise UnreadableError(f"no JSON: {error.msg}", at) from None
+        why = f"no JSON: {error.msg.removesuffix(' at')} at column {error.colno}"
+        raise UnreadableError(why, error.lineno if at is None else at) from None
     except RecursionError:
         raise UnreadableError("no JSON: it goes too deep", at) from None
+
+
+def _decimal(text: str) -> Decimal:
+    try:
+        return Decimal(text)
+    except InvalidOperation:
+        raise UnreadableError(f"a number beyond all bounds: {_cut(text)}") from None
 
 
 def _refused(name: str) -> NoReturn:
@@ -358,7 +374,10 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    text = str(value) if isinstance(value, Decimal) else repr(value)
+    return _cut(str(value) if isinstance(value, Decimal) else repr(value))
+
+
+def _cut(text: str) -> str:
     return f"{text[:40]}…" if len(text) > 40 else text  # noqa: PLR2004 - a sentence stays one
 
 

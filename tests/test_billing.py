@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -155,7 +156,8 @@ def test_what_was_not_told_is_no_zero(value, spent, found):
 @pytest.mark.parametrize("customer", billing.CUSTOMERS)
 def test_a_customer_is_named_by_any_of_these(customer):
     meter = replace(TOKENS, customer=customer)
-    assert meter.event(line(**{customer: "acme, inc\n"})).customer == "acme, inc\n"
+    assert meter.event(line(**{customer: " acme, inc\n"})).customer == "acme, inc"
+    assert meter.event(line(**{customer: " \n\t"})) is Why.NO_CUSTOMER
     mapped = replace(meter, customers={"acme": "cus_1", "other": "cus_2"})
     assert mapped.event(line(**{customer: "acme"})).customer == "cus_1"
     assert mapped.event(line(**{customer: "unheard-of"})) is Why.NO_CUSTOMER
@@ -199,6 +201,7 @@ def test_what_is_left_out_is_told_in_one_sentence():
 HEAD = "event_name,identifier,timestamp,stripe_customer_id,value\n"
 ROW = "tokens,1-x,1800000000,a,34\n"
 OBJECT = json.dumps(event().told("tokens"))
+HUGE = "1e99999999999999999999"
 ONE = [billing.Sent(1, "tokens", event())]
 
 
@@ -218,6 +221,9 @@ ONE = [billing.Sent(1, "tokens", event())]
         (HEAD + ROW, 2),
         (f"\ufeff{HEAD}{ROW}".replace("\n", "\r\n"), 2),
         (f"\n{HEAD}\n{ROW}\n", 4),
+        ((HEAD + ROW).replace(",", " , "), 2),
+        (HEAD + 'tokens, "1-x", 1800000000, "a", "34"\n', 2),
+        (OBJECT.replace('"a"', '" a "'), 1),
         (HEAD.replace("stripe", "payload_stripe").replace("value", "payload_value") + ROW, 2),
         ('value, "note" ,identifier,event_name,timestamp,stripe_customer_id\n'.replace(', "note" ', ',"note"')
          + '" 34 ","a\nb, c",1-x,tokens,1800000000,a\n', 2),
@@ -282,6 +288,13 @@ def changed(field, value):
         (changed("timestamp", "2027-01-15"), "timestamp must be whole seconds"),
         (changed("timestamp", "1969-01-15T00:00:00Z"), "timestamp must be whole seconds"),
         (changed("timestamp", "soon"), "timestamp must be whole seconds"),
+        (changed("timestamp", "9999-12-31T23:59:59-12:00"), "timestamp must be whole seconds"),
+        (changed("stripe_customer_id", " \n"), "stripe_customer_id must be a text"),
+        (OBJECT.replace('"34"', HUGE), "line 1: a number beyond all bounds: 1e99"),
+        (OBJECT.replace("1800000000", HUGE), "line 1: a number beyond all bounds: 1e99"),
+        (f'{OBJECT}\n{{"x": [-{HUGE}]}}\n', "line 2: a number beyond all bounds: -1e99"),
+        (OBJECT.replace("1-x", "1\x01"), r"no JSON: Invalid control character at column \d+$"),
+        (OBJECT + "\n{", "line 2: no JSON: .* at column 2$"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_read_is_named_by_its_line(text, words):
@@ -310,6 +323,11 @@ def test_huge_and_negative_numbers_are_numbers():
         ('{"a": true}', "not True"),
         ('{"a": null}', "not None"),
         ('{"a": " "}', "must be a text"),
+        ('{"a": "cus_1\\n"}', "blanks around it, or a control character"),
+        ('{"a": " cus_1"}', "blanks around it, or a control character"),
+        ('{"a": "cus\\u001b_1"}', "blanks around it, or a control character"),
+        (f'{{"a": {HUGE}}}', "a number beyond all bounds: 1e99"),
+        ('{"a":\n "b}', r"^line 2: no JSON: Unterminated string starting at column 2$"),
         ('{"a": "x", "a": "y"}', "'a' stands twice in one object"),
     ],
 )
@@ -400,7 +418,9 @@ HARMS = st.lists(
     max_size=5,
 )
 SPENDERS = st.lists(
-    st.tuples(st.integers(0, 3 * DAY), NAMES, st.integers(0, 10**14)), min_size=1, max_size=8
+    st.tuples(st.integers(0, 3 * DAY), NAMES.filter(str.strip), st.integers(0, 10**14)),
+    min_size=1,
+    max_size=8,
 ).map(
     lambda rows: [
         line(n, started=NOW - back, agent=name, spent=SPENT._replace(cost=cost))
@@ -668,14 +688,15 @@ def test_what_differs_is_shown_and_told_with_its_sums(at, run, tmp_path):
     }  # fmt: skip
     assert found["total"] == sums
     (day,) = found["days"]
-    assert day == {"day": day["day"], "customer": "acme, inc\n", **sums}
+    assert day == {"day": day["day"], "customer": "acme, inc", **sums}
     code, text, err = run("reconcile", file, *at, *COST)
     assert (code, err) == (1, "")
     for words in (
         "Different: 1 missing, 1 double, 1 differing.",
-        "Sent: 2 events, 0.0092 cost; the ledger has 2 events, 0.006.",
+        "Sent: 2 events, 0.0092 US dollars; the ledger has 2 events, 0.006 US dollars.",
+        "By UTC day and customer, in US dollars",
         "1 event of other names not looked at.",
-        r"acme, inc\n",
+        "acme, inc",
         f"  line 2: {first['identifier']}",
         f"  {second['identifier']}",
     ):
@@ -763,6 +784,68 @@ def test_many_differences_are_cut_short_for_people_alone(run, tmp_path):
     assert len(json.loads(text)["missing"]) == 25
 
 
+def test_a_row_without_room_for_its_sums_adds_up_all_the_same(run, tmp_path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    guard = Guard(store=f"sqlite:///{tmp_path / 'm.db'}")
+    with agent("a-customer-of-some-length"):
+        for number in range(4):
+            guard.run_task("t", number, story.spends(10**9 + number, 0))
+    guard.close()
+    at = ("--store", f"sqlite:///{tmp_path / 'm.db'}")
+    rows = run("export", *at, *STRIPE, *METER)[1].splitlines()
+    strange = rows[0].replace('"identifier":"', '"identifier":"x')
+    rows = [rows[1], rows[1], rows[2].replace('"value":"1', '"value":"2'), rows[3], strange]
+    (tmp_path / "sent").write_text("\n".join(rows))
+    code, text, _ = run("reconcile", tmp_path / "sent", *at, *METER)
+    assert code == 1
+    assert "no room for" not in text
+    (sums,) = re.findall(r"^  sent (\S+) = expected (\S+) - missing (\S+) \+ double (\S+) "
+                         r"\+ differing (\S+) \+ extra (\S+)$", text, re.MULTILINE)  # fmt: skip
+    sent, expected, missing, *more = (int(one.replace(",", "")) for one in sums)
+    assert sent == expected - missing + sum(more)
+    assert min(missing, *more) >= 10**9
+    monkeypatch.setenv("COLUMNS", "120")
+    _, text, _ = run("reconcile", tmp_path / "sent", *at, *METER)
+    assert re.search(r"^day +customer +expected +sent +missing +double +differing +extra$",
+                     text, re.MULTILINE)  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["total_tokens", "cost"])
+def test_equal_sums_say_what_they_are_of(run, tmp_path, value):
+    guard = Guard(store=f"sqlite:///{tmp_path / 'm.db'}", pricer=story.PRICES)
+    with agent("a"):
+        guard.run_task("t", 1, story.spends(1000, 100))
+    guard.close()
+    args = ("--store", f"sqlite:///{tmp_path / 'm.db'}", *METER[:2], "--value", value, *METER[4:])
+    run("export", *args, *STRIPE, "-o", tmp_path / "sent")
+    said = {"total_tokens": "1,100 total_tokens.", "cost": "0.0045 US dollars."}[value]
+    assert f"Equal: 1 event, {said}\n" in run("reconcile", tmp_path / "sent", *args)[1]
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_differences_are_told_by_the_code_also_where_nobody_reads(empty, tmp_path, form):
+    (tmp_path / "sent").write_text(OBJECT.replace('"tokens"', '"llm"'))
+    (tmp_path / "none").write_text("")
+    for name, code in (("sent", 1), ("none", 0)):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [sys.executable, "-m", "idemguard", "reconcile", tmp_path / name, *empty, *METER, *form],
+            stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_a_closed_standard_input_is_an_error(empty):
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", sys.executable, "-m", "idemguard", "reconcile", "-", *empty, *METER],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "idemguard: standard input is closed\n"
+
+
 @pytest.fixture
 def empty(tmp_path):
     """The options that name a store in which nothing happened."""
@@ -782,6 +865,13 @@ def empty(tmp_path):
         (OBJECT.encode() + b"\n{}\n", "sent: line 2: it has no payload"),
         (b"\0" * 9, "sent: line 1: "),
         (b"\x1b[31m,b\n", "sent: line 1: neither"),
+        (OBJECT.replace('"34"', HUGE).encode(), "sent: line 1: a number beyond all bounds"),
+        (
+            OBJECT.replace("1800000000", '"9999-12-31T23:59:59-12:00"')
+            .replace("tokens", "llm")
+            .encode(),
+            "sent: line 1: timestamp must be whole seconds",
+        ),
         (None, "sent: no such file or directory"),
     ],
 )
@@ -823,7 +913,10 @@ def test_what_cannot_be_used_is_one_clear_line(run, empty, args, words):
 
 
 def test_a_map_that_is_none_is_one_line(run, empty, tmp_path):
-    for content, words in ((b"\xff", "no UTF-8 text"), (b'{"a": 5}', "must be a text, not 5")):
+    for content, words in (
+        (b"\xff", "no UTF-8 text"), (b'{"a": 5}', "must be a text, not 5"),
+        (f'{{"a": {HUGE}}}'.encode(), "map: a number beyond all bounds"),
+    ):  # fmt: skip
         (tmp_path / "map").write_bytes(content)
         code, _, err = run("export", *STRIPE, *METER, "--customers", tmp_path / "map", *empty)
         assert (code, err.count("\n")) == (2, 1)
@@ -867,6 +960,17 @@ def test_commands_print_what_is_shown(run, tmp_path, monkeypatch):
         assert (settled(out), err) == (settled(text), "")
         codes.append(code)
     assert codes == [0, 0, 1]
+
+
+def test_the_sender_runs_where_it_is_copied_alone_and_sends_no_double(tmp_path):
+    (sender,) = (piece for kind, piece in pieces(PAGE) if kind == "code" and "def send" in piece)
+    (tmp_path / "events").write_text(f"{OBJECT}\n{OBJECT}\n")
+    more = "posted = []\nsend('events', posted.append)\nsend('events', posted.append)\nprint(len(posted))"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", f"{sender}\n{more}"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("1\n", "")
 
 
 def test_every_reason_and_option_is_told_of():

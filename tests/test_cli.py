@@ -13,8 +13,10 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -165,8 +167,8 @@ def test_a_file_that_is_not_there_is_an_error_and_is_not_made(line_of, tmp_path,
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
-        (("report",), 0, "Nothing was called or executed yet."),
-        (("report", "--format", "html"), 0, "Nothing was called or executed yet"),
+        (("report",), 0, "Nothing was called or executed until then: namespace default was not used."),
+        (("report", "--format", "html"), 0, "Nothing was called or executed until then"),
         (("check",), 0, "no alert: nothing was called or executed yet in namespace default"),
         (("compare", "--a", "2h..1h", "--b", "1h.."), 0, "Nothing was executed in either."),
         (("export",), 0, ""),
@@ -186,6 +188,29 @@ def test_an_empty_file_is_an_empty_ledger_and_stays_as_it_is(run, tmp_path, args
     assert done.exit_code == code, done.output
     assert says in " ".join(done.output.split())
     assert [(one.name, one.stat().st_size) for one in tmp_path.iterdir()] == [("x.db", 0)]
+
+
+@pytest.mark.parametrize("args", READING, ids=" ".join)
+def test_what_is_no_file_is_an_error_and_no_empty_ledger(line_of, tmp_path, args):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (Path(os.devnull), tmp_path / "pipe"):
+        assert f"{path} is no file" in line_of(2, *args, "--store", f"sqlite:///{path}")
+    assert "is a folder, not a file" in line_of(2, *args, "--store", f"sqlite:///{tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--agent", "nobody"), "executed until then matches agent nobody."),
+        (("--task-type", "n", "--agent", ""), "until then matches task type n and agent (none)."),
+        (("--agent", "no", "--since", "1h"), "called or executed in this time matches agent no."),
+        (("--namespace", "prdo"), "executed until then: namespace prdo was not used."),
+    ],
+)
+def test_a_wrong_name_is_told_from_an_empty_ledger(whole, out, args, says):
+    assert says in out("report", "--store", whole, *args)
+    page = re.sub(r"</?bdi>", "", out("report", "--store", whole, *args, "--format", "html"))
+    assert says in page
 
 
 @pytest.mark.parametrize("args", [one for one in READING if one[0] != "tail"], ids=" ".join)
@@ -263,7 +288,7 @@ def test_a_file_that_may_not_be_read_is_one_line(line_of, tmp_path):
 @pytest.mark.parametrize("args", [("report",), ("export",), ("report", "--format", "json")])
 def test_a_namespace_in_which_nothing_happened_is_empty_and_no_error(whole, out, args):
     text = out(*args, "--store", whole, "--namespace", "nobody's")
-    assert ("Nothing was called or executed yet." in text) is (args == ("report",))
+    assert ("namespace nobody's was not used." in text) is (args == ("report",))
 
 
 # --- report ----------------------------------------------------------------------------------------
@@ -959,17 +984,106 @@ def test_nobody_reads_on(whole):
         started.wait()
 
 
-@pytest.mark.parametrize("args", [("export",), ("report",), ("report", "--format", "json"), ()])
-def test_a_pipe_that_is_closed_is_no_error(whole, args):
+def unread(*args, **more):
+    """A command whose output nobody reads."""
     reading, writing_ = os.pipe()
     os.close(reading)
+    try:
+        return subprocess.run(
+            [*COMMAND, *args],
+            **{"stdout": writing_, "stderr": subprocess.PIPE} | dict.fromkeys(more, writing_),
+            text=True, timeout=60, check=False,
+        )  # fmt: skip
+    finally:
+        os.close(writing_)
+
+
+@pytest.mark.parametrize(
+    "args", [("export",), ("report",), ("report", "--format", "json"), (), ("--help",)]
+)
+def test_a_pipe_that_is_closed_is_no_error(whole, args, monkeypatch):
+    monkeypatch.setenv("IDEMGUARD_STORE", whole)
+    done = unread(*args)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_alert_is_told_by_the_code_also_where_nobody_reads(tmp_path, form):
+    window = 300_000
+    last = int(time.time() * 1000) // window * window
+    for back in range(4):  # one more, should a window end meanwhile
+        moment = last - back * window
+        store = SqliteStore(tmp_path / "ledger.db", clock=lambda moment=moment: moment)
+        guard = Guard(store=store, mode="observe")
+        for _ in range(10):
+            guard.run_task("t", back, story.quiet)
+        guard.close()
+    at = ("--store", f"sqlite:///{tmp_path / 'ledger.db'}")
+    for _ in range(3):
+        done = unread("check", *at, *form)
+        assert (done.returncode, done.stderr) == (1, "")
+    assert unread("check", *at, *form, "--namespace", "other").returncode == 0
+
+
+def test_an_error_is_told_by_the_code_also_where_nobody_reads_it(whole):
+    assert unread("show", "0", stderr=...).returncode == 2
+    assert unread("show", "0" * 64, "--store", whole, stderr=...).returncode == 1
+
+
+def test_all_is_forgotten_also_where_nobody_reads(here):
+    guard, at = here
+    for name in ("a", "b", "c"):
+        with scope(name):
+            guard.run_task("t", 1, story.quiet)
+    done = unread("forget", of("t", 1), *at)
+    assert (done.returncode, done.stderr) == (0, "")
+    for name in ("a", "b", "c"):
+        assert guard.peek(Task("t", of("t", 1), name)) is None
+
+
+def test_a_closed_standard_input_is_an_error(here):
+    guard, at = here
+    guard.claim(Task.of("t", 1), "w-1").release()
     done = subprocess.run(
-        [*COMMAND, *args], stdout=writing_, stderr=subprocess.PIPE, text=True, timeout=60,
-        check=False, env={**os.environ, "IDEMGUARD_STORE": whole},
+        ["sh", "-c", '"$@" <&-', "sh", *COMMAND, "resolve", of("t", 1), "-", *at],
+        capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    os.close(writing_)
-    assert done.stderr == ""
-    assert done.returncode in (0, 1) if not args else done.returncode == 0
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "idemguard: standard input is closed\n"
+
+
+@contextmanager
+def reader(folder):
+    """Somebody who may read a folder, and not write there; root is somebody else meanwhile."""
+    root = not os.geteuid()
+    folder.chmod(0o555)
+    try:
+        if root:
+            os.setegid(65534)
+            os.seteuid(65534)
+        yield
+    finally:
+        if root:
+            os.seteuid(0)
+            os.setegid(0)
+        folder.chmod(0o755)
+
+
+def test_who_may_only_read_a_file_is_told_what_a_reader_needs(run):
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.db"
+        story.tell(f"sqlite:///{path}")
+        path.chmod(0o444)
+        at = ("--store", f"sqlite:///{path}")
+        assert run("report", *at).exit_code == 0  # and all that it needs is loaded
+        with reader(Path(folder)):
+            read = run("report", *at)
+            written = run("forget", of("extract", {"doc": 0}), *at)
+    for done in (read, written):
+        assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert "who reads a SQLite ledger writes to the file and its folder too (WAL)" in read.stderr
+    assert "or read a copy" in read.stderr
+    assert "who reads" not in written.stderr
 
 
 def test_an_export_that_is_interrupted_leaves_no_traceback(here):
@@ -1023,7 +1137,7 @@ def test_the_shell_completes_commands_and_options():
 SHOWN = re.compile(r"^```console\n\$ idemguard ([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 VARIES = (
     (r"\d{4}-\d\d-\d\d[ T][\d:.]{8,12}(\+00:00)?", "DAY"),
-    (r"\d\d-\d\d \d\d:\d\d:\d\d", "TIME"),
+    (r"\d\d-\d\d \d\d:\d\d\b", "TIME"),
     (r"\d+ ms|\d+\.\d s\b", "MS"),
 )
 

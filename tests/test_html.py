@@ -494,7 +494,7 @@ def test_tables_say_what_the_json_says(told, shown):
         ]  # fmt: skip
     assert told_by(page, "worst_tasks") == [
         [
-            named(one["task_type"]), one["fingerprint"][:16],
+            named(one["task_type"]), named(one["scope"] or "-"), one["fingerprint"][:16],
             paid(one["wasted"], one["unpriced_duplicates"]), paid(one["charged"], one["unpriced"]),
             cell(one["wasted_tokens"]), cell(one["duplicates"]),
             cell(one["executions"]), workers(one["workers"]), clock(one["last"]),
@@ -504,10 +504,10 @@ def test_tables_say_what_the_json_says(told, shown):
     for name in ("drops", "loops"):
         assert told_by(page, name) == [
             [
-                named(one["task_type"]), one["fingerprint"][:16], workers(one["workers"]),
-                str(one["times"]), clock(one["last"]),
+                named(one["task_type"]), named(one["scope"] or "-"), one["fingerprint"][:16],
+                workers(one["workers"]), str(one["times"]), clock(one["last"]),
             ]
-            for one in told[name]
+            for one in sorted(told[name], key=lambda one: one["last"], reverse=True)
         ]  # fmt: skip
     assert told_by(page, "missed_duplicates") == [
         [
@@ -758,6 +758,69 @@ def test_a_bar_is_as_wide_as_its_window_however_far_the_next_is(apart, show):
 
 
 @pytest.mark.browser
+def test_traffic_so_sparse_that_no_line_is_seen_is_dots(apart, found, show):
+    rows = apart.over_time
+    week = 7 * 86_400_000
+    later = {**rows[1], "start": rows[1]["start"] + week, "end": rows[1]["end"] + week}
+    sparse = replace(apart, over_time=[rows[0], later])
+
+    def radii(report):
+        return show(report).page.evaluate("""() => {
+          const chart = Chart.getChart(document.querySelector("canvas"));
+          return chart.getDatasetMeta(0).data.map((one) => one.options.radius);
+        }""")
+
+    assert [one for one in radii(sparse) if one] == [2.5, 2.5]
+    assert not any(radii(apart))  # a twentieth of the chart each: lines
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("dearest", ["0.0000009", "0.00004", "0.013", "0.9", "7", "123456"])
+def test_no_two_labels_of_an_axis_are_alike(partly, show, dearest):
+    row = partly.task_types[0] | {"charged": plain.Decimal(dearest)}
+    page = show(replace(partly, task_types=[row])).page
+    ticks = drawn(page)[1]["ticks"]
+    values = page.evaluate("""() => Chart.getChart(document.querySelectorAll("canvas")[1])
+      .scales.x.ticks.map((one) => one.value)""")
+    assert len(set(ticks)) == len(ticks) > 2
+    for label, value in zip(ticks, values, strict=True):
+        assert label.startswith("$")
+        if float(dearest) < 1000:  # above, in thousands
+            assert float(label[1:]) == pytest.approx(value, abs=1e-15)
+
+
+def test_the_summary_tells_of_missed_duplicates(found):
+    said = next(
+        line for line in html.page(found).split("<li>") if line.startswith("<strong>Missed: ")
+    )
+    executions = sum(one.executions for one in found.missed_duplicates)
+    assert said.startswith(f"<strong>Missed: {executions:,} executions look like duplicates that")
+    assert "Missed: " not in html.page(replace(found, missed_duplicates=[]))
+
+
+def test_fifty_of_what_was_handed_back_are_told_the_newest_first(found):
+    one = found.drops[0]
+    many_ = [
+        replace(one, fingerprint=f"{number:064x}"[::-1], last=one.last + number * 1000)
+        for number in range(60)
+    ]
+    text = html.page(replace(found, drops=many_))
+    table = text[text.index('id="drops"') :].partition("</table>")
+    told = re.findall(r"<code>([0-9a-f]{16})</code>", table[0])
+    assert told == [f"{number:064x}"[::-1][:16] for number in range(59, 9, -1)]
+    assert "and 10 more (--format json has all)" in table[2].partition("</section>")[0]
+
+
+def test_a_scope_is_told_where_any_has_one(found, partly):
+    for name in ("worst_tasks", "drops", "loops"):
+        text = html.page(found)
+        head = text[text.index(f'id="{name}"') :].partition("</thead>")[0]
+        assert ">scope</th>" in head
+    text = html.page(partly)
+    assert ">scope</th>" not in text
+
+
+@pytest.mark.browser
 def test_where_nothing_is_known_no_chart_is_drawn_and_it_says_so(apart, show):
     shown = show(apart)
     assert [chart["of"] for chart in drawn(shown.page)] == ["over_time"]
@@ -829,7 +892,7 @@ def test_a_task_type_without_end_is_cut_where_it_is_shown_and_whole_where_it_is_
 def test_an_empty_ledger_says_so(empty, show, width):
     shown = show(empty, viewport={"width": width, "height": 844})
     page = shown.page
-    text = f"Nothing was called or executed yet in namespace {IMG}."
+    text = f"Nothing was called or executed until then: namespace {IMG} was not used."
     assert page.text_content(".empty p") == text
     assert page.locator("canvas, table, .figures").count() == 0
     assert "`" not in page.text_content("main")

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from workers import story
 from workers.story import HOSTILE
 
-from idemguard import ExecutionLedger, OutOfScope, Task, agent, record_usage, worker
+from idemguard import ExecutionLedger, OutOfScope, Task, agent, record_usage, scope, worker
 from idemguard.alerts import Limits
 from idemguard.report import gather, plain, tables
 from idemguard.report.paper import Paper, cut
@@ -191,7 +191,12 @@ def test_where_nothing_ran_there_are_noughts(ledger, about, drawn):
     assert {told[name] for name in ("charged", "wasted", "saved")} == {"0"}
     assert not any(told[name] for name in FIELDS - {"charged", "wasted", "saved"})
     assert found.empty
-    assert "Nothing was called or executed" in drawn(found)
+    says = {
+        "task_type": "Nothing that was called or executed until then matches task type nosuch.",
+        "agent": "Nothing that was called or executed until then matches agent nosuch.",
+        "until": "Nothing was called or executed until then: namespace default was not used.",
+    }
+    assert says[next(iter(about))] in drawn(found)
 
 
 def test_a_window_of_time_counts_what_started_in_it(guard_of, clock):
@@ -410,12 +415,15 @@ def test_what_was_handed_back_is_told_as_the_ledger_tells_it(guard_of, clock):
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
-def test_twenty_of_the_worst_are_told(guard_of):
+def test_twenty_of_the_worst_are_told_of_equals_the_newest(guard_of, clock):
     observed = guard_of(mode="observe")
     for payload in [*range(25), *range(25)]:
         observed.run_task("t", payload, story.quiet)
+        clock.advance(1)
     found = gather(observed.ledger)
-    assert len(found.worst_tasks) == 20
+    assert [one.fingerprint for one in found.worst_tasks] == [
+        Task.of("t", payload).fingerprint for payload in range(24, 4, -1)
+    ]
     assert found.totals["duplicates"] == 25
 
 
@@ -629,6 +637,47 @@ def test_long_lists_are_cut_and_say_so(guard, drawn):
     assert "\nand 11 more\n" in text  # workers
 
 
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_the_newest_that_was_handed_back_comes_first(guard, drawn, clock):
+    for number in range(12):
+        for _ in range(2 + (number == 0)):  # the oldest is the worst
+            with worker(f"w-{number:02}"), suppress(OutOfScope):
+                guard.run_task("review", number, story.hands_back)
+        clock.advance(60)
+    text = drawn(gather(guard.ledger))
+    for head in ("Drops", "Loops"):
+        table = text[text.index(f"\n{head}: ") :].split("\nand 2 more")[0]
+        assert re.findall(r"w-\d\d", table) == [f"w-{n:02}" for n in range(11, 1, -1)]
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_scope_tells_two_rows_apart(guard, drawn):
+    def hand_back():
+        with worker("a-worker-of-some-length"), suppress(OutOfScope):
+            guard.run_task("a-task-type-of-some-length", 1, story.hands_back)
+
+    hand_back()
+    assert "scope" not in drawn(gather(guard.ledger))
+    for name in ("customer-acme", "customer-bolt"):
+        with scope(name):
+            hand_back()
+    table = drawn(gather(guard.ledger)).split("\nDrops: ")[1].split("\nWhat to do")[0]
+    assert "no room" not in table
+    rows = table.splitlines()[3:]
+    assert sorted(row.split()[1] for row in rows) == ["-", "customer-acme", "customer-bolt"]
+    assert all(re.search(r"  1  \d\d-\d\d \d\d:\d\d$", row) for row in rows)
+    assert max(map(cell_len, rows)) <= 80
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_clock_that_was_set_back_makes_no_ledger_unused(guard, drawn, clock):
+    guard.run_task("t", 1, story.quiet)
+    clock.advance(-86_400)
+    text = drawn(gather(guard.ledger))
+    assert "Nothing was called or executed until then" in text
+    assert " yet" not in text
+
+
 # --- words -------------------------------------------------------------------------------------------
 
 
@@ -638,6 +687,9 @@ def test_long_lists_are_cut_and_say_so(guard, drawn):
         ("0E-12", "0", "$0.00"),
         ("-0", "0", "$0.00"),
         ("1E-12", "0.000000000001", "<$0.0001"),
+        ("0.0001", "0.0001", "$0.0001"),
+        ("-0.0001", "-0.0001", "-$0.0001"),
+        ("0.000099999999", "0.000099999999", "<$0.0001"),
         ("0.4228", "0.4228", "$0.4228"),
         ("1.500000000000", "1.5", "$1.50"),
         ("100", "100", "$100.00"),

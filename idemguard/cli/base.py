@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import sys
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TextIO
 
 import click
 
 from idemguard import config
-from idemguard.errors import ConfigurationError, IdemguardError
+from idemguard.errors import ConfigurationError, IdemguardError, StoreError
 from idemguard.ledger import ExecutionLedger
 from idemguard.report.words import harmless
 from idemguard.stores import without_password
@@ -32,7 +33,9 @@ FINE = 0
 NOTHING = 1  # what was asked for is not there
 ERROR = 2
 INTERRUPTED = 130
+STREAMS = ("demo", "export", "tail")  # they stop when nobody reads; the others do all they are to
 _STORE, _NAMESPACE = "idemguard.store", "idemguard.namespace"
+_KEPT_OUT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
 
 class Program(click.Group):
@@ -55,7 +58,8 @@ class Program(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if reconfigure := getattr(stream, "reconfigure", None):
                 reconfigure(errors="backslashreplace")  # a file's name may hold anything
-        code = self._coded(args, prog_name, complete_var, extra)
+        with _onward():
+            code = self._coded(args, prog_name, complete_var, extra)
         if standalone_mode:
             sys.exit(code)
         return code
@@ -87,14 +91,69 @@ class Program(click.Group):
             if sys.stdout is not None:
                 sys.stdout.flush()
         except BrokenPipeError:
-            _nobody_reads()
+            _to_nobody(sys.stdout)
             return FINE
         return code
 
 
+@contextmanager
+def _onward() -> Iterator[None]:
+    there: Any = sys.stdout
+    if there is None:
+        yield
+        return
+    stands_for: Any = _Onward(there)
+    with redirect_stdout(stands_for):
+        yield
+
+
+class _Onward:
+    """Standard output that goes nowhere once nobody reads it, so that a command comes to its code.
+
+    Args:
+        stream: what it stands for, or the bytes beneath.
+
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @property
+    def buffer(self) -> _Onward:
+        """For who writes bytes."""
+        return _Onward(self._stream.buffer)
+
+    def write(self, text: Any) -> int:
+        """Write it, or lose it."""
+        with self._patient():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is left, or lose it."""
+        with self._patient():
+            self._stream.flush()
+
+    @contextmanager
+    def _patient(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:
+            context = click.get_current_context(silent=True)
+            if context is not None and context.command.name in STREAMS:
+                raise
+            _to_nobody(self._stream)
+
+
 def say(text: str, *, program: str = "idemguard") -> None:
-    """One line on standard error."""
-    click.echo(f"{program}: {harmless(' '.join(text.split()))}", err=True)
+    """One line on standard error; that nobody reads it changes nothing."""
+    try:
+        click.echo(f"{program}: {harmless(' '.join(text.split()))}", err=True)
+    except BrokenPipeError:
+        _to_nobody(sys.stderr)
 
 
 def _told(text: str, code: int = ERROR, *, program: str = "idemguard") -> int:
@@ -102,11 +161,23 @@ def _told(text: str, code: int = ERROR, *, program: str = "idemguard") -> int:
     return code
 
 
-def _nobody_reads() -> None:
-    """What is still to be written, at the very end too, goes nowhere."""
+def _to_nobody(stream: Any) -> None:
+    """What is still to be written there, at the very end too, goes nowhere."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, stream.fileno())
     os.close(nowhere)
+
+
+def standard_input() -> TextIO:
+    """What is piped in.
+
+    Raises:
+        ClickException: it was closed before we began.
+
+    """
+    if sys.stdin is None:
+        raise click.ClickException("standard input is closed")
+    return sys.stdin
 
 
 def paper(file: IO[str] | None = None) -> Paper:
@@ -196,16 +267,18 @@ def _masked(text: str, url: str) -> str:
 
 
 @contextmanager
-def opened(*, begun: bool = False) -> Iterator[Place]:
+def opened(*, begun: bool = False, writes: bool = False) -> Iterator[Place]:
     """The ledger that the options, the environment or the project name.
 
     A file is not made, and one that holds nothing is left so: it is read as an empty ledger.
 
     Args:
         begun: one that holds nothing yet is an error too.
+        writes: the command changes it; else an error of rights is told as to a reader.
 
     Raises:
         ConfigurationError: it cannot be read from here, or there is none yet.
+        StoreError: the store says so.
 
     """
     named = given_store() or os.environ.get("IDEMGUARD_STORE")
@@ -221,6 +294,8 @@ def opened(*, begun: bool = False) -> Iterator[Place]:
         )
     if isinstance(store, SqliteStore):
         there = store.path.exists()
+        if there and not store.path.is_file():
+            raise ConfigurationError(f"{store.path} is no file, and no ledger")
         empty = there and not store.path.stat().st_size
         if not there or (empty and begun):
             raise ConfigurationError(
@@ -229,7 +304,21 @@ def opened(*, begun: bool = False) -> Iterator[Place]:
             )
         store = MemoryStore() if empty else store
     with closing(store):
-        yield Place(store, ExecutionLedger(store, namespace=config.namespace(settings)))
+        try:
+            yield Place(store, ExecutionLedger(store, namespace=config.namespace(settings)))
+        except StoreError as error:
+            if writes or not isinstance(store, SqliteStore) or not _kept_out(error):
+                raise
+            raise StoreError(
+                f"{store.path}: {error.__cause__}; who reads a SQLite ledger writes to the file and "
+                "its folder too (WAL): give this user the right to, or read a copy (--store)"
+            ) from error
+
+
+def _kept_out(error: StoreError) -> bool:
+    """Whether a file, or its folder, may not be written to."""
+    code = getattr(error.__cause__, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _KEPT_OUT
 
 
 def answer(choices: Sequence[str]) -> Callable[[Any], Any]:

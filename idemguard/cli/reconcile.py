@@ -5,8 +5,8 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from idemguard import billing
-from idemguard.cli.base import FINE, opened, paper, where
+from idemguard.cli.base import FINE, opened, paper, standard_input, where
 from idemguard.cli.output import busy
 from idemguard.cli.times import When, ordered, since_until
 from idemguard.ledger import EVER
@@ -24,7 +24,7 @@ from idemguard.report.tables import BAD, GOOD, QUIET
 from idemguard.report.words import decimal_text, harmless, iso, local, many
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from decimal import Decimal
 
     from idemguard.billing import Event, Extra, Meter, Reconciliation, Sent, Sums
@@ -39,9 +39,12 @@ _SUMS = ("expected", "sent", "missing", "double", "differing", "extra")
 
 
 def _event_name(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    if value is not None and not 0 < len(value) <= billing.MOST_NAME:
+    if value is None:
+        return None
+    name = value.strip()
+    if not 0 < len(name) <= billing.MOST_NAME:
         raise click.BadParameter(f"a name of 1 to {billing.MOST_NAME} characters is needed")
-    return value
+    return name
 
 
 def _customers(_: click.Context, __: click.Parameter, path: str | None) -> dict[str, str] | None:
@@ -156,7 +159,7 @@ def _reading(name: str) -> Iterator[Iterator[str]]:
 
     """
     if name == "-":
-        yield _decoded(sys.stdin.buffer)
+        yield _decoded(standard_input().buffer)
         return
     with Path(name).open("rb") as file:
         yield _decoded(file)
@@ -215,11 +218,9 @@ def _sums(sums: Sums) -> dict[str, Any]:
 
 def _show(on: Paper, about: str, meter: Meter, found: Reconciliation, others: int) -> None:
     on.say(f"{about}; meter {harmless(meter.event_name)}", "bold")
-    total = found.total
+    total, sum_ = found.total, partial(_sum, meter.value)
     if found.equal:
-        on.say(
-            f"Equal: {many(total.sent_events, 'event')}, {_number(total.sent)} {meter.value}.", GOOD
-        )
+        on.say(f"Equal: {many(total.sent_events, 'event')}, {sum_(total.sent)}.", GOOD)
     else:
         kinds = (
             (len(found.missing), "missing"), (len(found.double), "double"),
@@ -227,8 +228,8 @@ def _show(on: Paper, about: str, meter: Meter, found: Reconciliation, others: in
         )  # fmt: skip
         on.say(f"Different: {', '.join(f'{n:,} {name}' for n, name in kinds if n)}.", BAD)
         on.say(
-            f"Sent: {many(total.sent_events, 'event')}, {_number(total.sent)} {meter.value}; "
-            f"the ledger has {many(total.expected_events, 'event')}, {_number(total.expected)}."
+            f"Sent: {many(total.sent_events, 'event')}, {sum_(total.sent)}; the ledger has "
+            f"{many(total.expected_events, 'event')}, {sum_(total.expected)}."
         )
     if found.without_event:
         kinds_ = ", ".join(f"{n:,} {why}" for why, n in sorted(found.without_event.items()))
@@ -236,21 +237,43 @@ def _show(on: Paper, about: str, meter: Meter, found: Reconciliation, others: in
     if others:
         on.say(f"{many(others, 'event')} of other names not looked at.", QUIET)
     if not found.equal:
-        _days(on, found)
+        _days(on, found, meter.value)
         _events(on, found)
 
 
-def _days(on: Paper, found: Reconciliation) -> None:
-    on.head("By UTC day and customer")
+def _sum(of: str, amount: Decimal) -> str:
+    """An amount with what it is of."""
+    return f"{_number(amount)} US dollars" if of == "cost" else f"{_number(amount)} {of}"
+
+
+def _days(on: Paper, found: Reconciliation, of: str) -> None:
+    on.head(f"By UTC day and customer{', in US dollars' if of == 'cost' else ''}")
     days = [(*key, sums) for key, sums in found.days.items() if sums.differs]
     names = [name for name in _SUMS if name in _SUMS[:2] or any(getattr(d[2], name) for d in days)]
-    on.grid(
-        ("day", "customer", *names),
-        [(day, customer, *(_number(getattr(sums, name)) for name in names))
-         for day, customer, sums in days[:MOST]],
-        names=2,
-    )  # fmt: skip
+    rows = [
+        (day, customer, *(_number(getattr(sums, name)) for name in names))
+        for day, customer, sums in days[:MOST]
+    ]
+    heads = ("day", "customer", *names)
+    if _fits(on, heads, rows):
+        on.grid(heads, rows, names=2)
+    else:  # a row whose sums are not all there would not add up
+        for day, customer, expected, sent, *parts in rows:
+            told = [f"expected {expected}"]
+            for name, part in zip(names[2:], parts, strict=True):
+                told.append(f"{'-' if name == 'missing' else '+'} {name} {part}")
+            on.say(f"{day}  {harmless(customer)}")
+            on.say(f"  sent {sent} = {' '.join(told)}")
     _more(on, len(days))
+
+
+def _fits(on: Paper, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> bool:
+    """Whether a table has room for every number; the customer may be cut."""
+    from idemguard.report.paper import GAP, LEAST_NAME  # noqa: PLC0415 - loaded when needed
+
+    numbers = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+    numbers[1] = LEAST_NAME
+    return sum(numbers) + GAP * (len(numbers) - 1) <= on.width
 
 
 def _events(on: Paper, found: Reconciliation) -> None:

@@ -6,14 +6,13 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from idemguard.api import Task
-from idemguard.cli.base import FINE, absent, opened, paper, where
+from idemguard.cli.base import FINE, absent, opened, paper, standard_input, where
 from idemguard.cli.times import length
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.idempotent import Guard
@@ -199,7 +198,7 @@ def forget(fingerprint: str, scope: str | None, task_version: str | None) -> int
     execution that is under way goes on, but its result will not be kept.
     """
     which = _Which(fingerprint, scope, task_version)
-    with opened() as place:
+    with opened(writes=True) as place:
         addresses = which.at(place)
         if not addresses:
             return which.missing(place)
@@ -245,7 +244,7 @@ def resolve(
     """
     result = _parsed(value)
     which = _Which(fingerprint, scope, task_version)
-    with opened() as place:
+    with opened(writes=True) as place:
         addresses = which.at(place)
         if not addresses:
             return which.missing(place)
@@ -272,7 +271,7 @@ def _task(address: Address, kind: str = "task") -> Task:
 def _parsed(text: str) -> Any:
     if text == "-":
         try:
-            text = sys.stdin.read()
+            text = standard_input().read()
         except UnicodeDecodeError:
             raise click.BadParameter("JSON: standard input is no UTF-8 text") from None
     try:

@@ -16,7 +16,16 @@ from typing import TYPE_CHECKING
 from idemguard.report import alarms, plain
 from idemguard.report.gather import DAY
 from idemguard.report.markup import Column, Times, chart, foreign, listed, note, table, tag, text_of
-from idemguard.report.tables import DIGITS, MOST_FOUND, MOST_ROWS, bill, in_all
+from idemguard.report.tables import (
+    DIGITS,
+    MOST_ROWS,
+    bill,
+    hidden,
+    in_all,
+    newest,
+    nothing,
+    scoped,
+)
 from idemguard.report.words import SIGNS, cell, harmless, many, money, share, short, spent
 from idemguard.windows import HOUR, SPAN
 
@@ -89,7 +98,7 @@ def _body(found: Report) -> list[Element]:
     times = Times(found.until)
     about = [tag("h1", "idemguard: ", foreign(found.namespace)), _window(found, times)]
     sums = [_empty(found)] if found.empty else _sums(found, times)
-    main = tag("main", _alerts(found), *sums, *_findings(found, times))
+    main = tag("main", _alerts(found, times), *sums, *_findings(found, times))
     looked = (
         "Worst tasks, drops, loops, missed duplicates, growing input and workers are told by the "
         f"newest {many(found.looked_at, 'execution')} whose lines are kept. "
@@ -105,7 +114,7 @@ def _body(found: Report) -> list[Element]:
 def _sums(found: Report, times: Times) -> list[Element | None]:
     return [
         _figures(found),
-        _gaps(found.totals),
+        _gaps(found),
         _over_time(found, times),
         _cost("task_types", "Cost by task type", "task type", found.task_types),
         _cost("agents", "Cost by agent", "agent", found.agents),
@@ -136,20 +145,24 @@ def _rest(more: int) -> Element | None:
     return note(f"and {more:,} more (--format json has all)") if more > 0 else None
 
 
-def _alerts(found: Report) -> Element:
+def _alerts(found: Report, times: Times) -> Element:
     kinds = [
         f"{kind} over {alarms.limit(kind, found.limits.of[kind].over)}" for kind in found.limits.on
     ]
+    if isinstance(found.alerts, alarms.Untold):
+        late = "Whether anything alerted then can no longer be told"
+        return tag("p", f"{late}: windows of five minutes are kept for a day.", class_="quiet")
     if not found.alerts:
         checked = f"checked for {', '.join(kinds)}" if kinds else "nothing is checked"
         last = "No alert in the last three windows of five minutes"
         return tag("p", f"{last}; {checked}.", class_="quiet")
     lines: list[Element] = []
     for alert in found.alerts:
-        told = alarms.told(alert).partition(": ")
+        when = times.tag(alert.start, "%Y-%m-%d %H:%M"), " to ", times.tag(alert.end, "%H:%M")
+        told = alarms.sentence(alert, _in_words, when)
         name = harmless(alert.task_type)
         whole = None if name == alarms.named(alert.task_type) else name
-        line = tag("span", tag("strong", told[0]), tag("span", ": ", told[2], title=whole))
+        line = tag("span", tag("strong", alert.kind), tag("span", ": ", *told, title=whole))
         command = alarms.command(alert, found.namespace, store=found.store)
         scrolls = None if len(command) < LONG else "0"
         lines.append(tag("li", line, tag("code", command, tabindex=scrolls)))
@@ -162,11 +175,15 @@ def _alerts(found: Report) -> Element:
     )
 
 
+def _in_words(task_type: str) -> Element:
+    return tag("bdi", alarms.named(task_type))
+
+
 def _empty(found: Report) -> Element:
-    when = "yet" if found.since is None else "in this time"
+    before, name, after = nothing(found)
     return tag(
         "div",
-        tag("p", f"Nothing was called or executed {when} in namespace ", foreign(found.namespace), "."),
+        tag("p", before, foreign(name), after),
         note("What guarded tasks do is shown here as soon as one is called; ",
              tag("code", "idemguard report --namespace NAME"), " shows another namespace."),
         class_="empty",
@@ -231,7 +248,8 @@ def _over(rate: float, limit: Fraction | None) -> bool:
     return limit is not None and rate > limit
 
 
-def _gaps(totals: Row) -> Element | None:
+def _gaps(found: Report) -> Element | None:
+    totals = found.totals
     ends = ("failed", "declined", "fallback", "refused", "unguarded")
     ended = ", ".join(f"{totals[name]:,} {name}" for name in ends if totals[name])
     told = [
@@ -244,6 +262,8 @@ def _gaps(totals: Row) -> Element | None:
         "not in it (record_usage)." if totals["without_usage"] else "",
     ]  # fmt: skip
     lines = [tag("li", text) for text in told if text]
+    if found.missed_duplicates:
+        lines.insert(0, tag("li", tag("strong", hidden(found.missed_duplicates))))
     return tag("ul", *lines, class_="gaps") if lines else None
 
 
@@ -357,11 +377,16 @@ def _spent(row: Row, fields: Sequence[str]) -> list[str]:
 
 # --- findings --------------------------------------------------------------------------------------
 
-_TASK = (Column("task type", "text"), Column("fingerprint", "code"))
+
+def _task(*, scopes: bool) -> list[Column]:
+    """The columns that say which task it is."""
+    scope = [Column("scope", "text")] if scopes else []
+    return [Column("task type", "text"), *scope, Column("fingerprint", "code")]
 
 
-def _task(one: Worst | Drop | Loop) -> tuple[Element, Element]:
-    return foreign(one.task_type), tag("code", harmless(one.fingerprint[:DIGITS]))
+def _which(one: Worst | Drop | Loop, *, scopes: bool) -> list[Inside]:
+    scope: list[Inside] = [foreign(one.scope or "-")] if scopes else []
+    return [foreign(one.task_type), *scope, tag("code", harmless(one.fingerprint[:DIGITS]))]
 
 
 def _worst(found: Report, times: Times) -> Element | None:
@@ -369,19 +394,20 @@ def _worst(found: Report, times: Times) -> Element | None:
     if not rows:
         return None
     paid = any(one.charged or one.wasted for one in rows)
+    scopes = scoped(rows)
     currency, title = found.totals["currency"], "Worst tasks"
     listing = table(
         "worst_tasks",
         title,
         "Those whose duplicates wasted most, the worst first",
         [
-            *_TASK, *([Column("wasted"), Column("charged")] if paid else []),
+            *_task(scopes=scopes), *([Column("wasted"), Column("charged")] if paid else []),
             Column("wasted tokens"), Column("duplicates"), Column("executions"),
             Column("duplicates by", "text"), Column("last duplicate"),
         ],
         [
             (
-                *_task(one),
+                *_which(one, scopes=scopes),
                 *(_bill(one, currency) if paid else ()),
                 cell(one.wasted_tokens),
                 cell(one.duplicates),
@@ -406,7 +432,7 @@ def _bill(one: Worst, currency: str) -> tuple[str, str]:
 def _findings(found: Report, times: Times) -> list[Element | None]:
     drops, loops = (
         _handed_back(name, rows, times)
-        for name, rows in (("drops", found.drops), ("loops", found.loops))
+        for name, rows in (("drops", newest(found.drops)), ("loops", newest(found.loops)))
     )
     missed, growth = _missed(found.missed_duplicates), _growth(found.growth)
     return [drops, loops, missed, growth, _workers(found)]
@@ -414,11 +440,11 @@ def _findings(found: Report, times: Times) -> list[Element | None]:
 
 _BACK = {
     "drops": (
-        "Handed back by everybody, done by nobody",
+        "Handed back by everybody, done by nobody; the newest first",
         "give these tasks to a worker that takes them, or widen what one counts as its own.",
     ),
     "loops": (
-        "Handed back again and again",
+        "Handed back again and again; the newest first",
         "send each task type to the worker that owns it, and never back to who declined it.",
     ),
 }
@@ -428,12 +454,18 @@ def _handed_back(of: str, rows: Sequence[Drop | Loop], times: Times) -> Element 
     if not rows:
         return None
     title, (about, advice) = of.capitalize(), _BACK[of]
-    columns = [*_TASK, Column("by", "text"), Column("times"), Column("last")]
+    scopes = scoped(rows)
+    columns = [*_task(scopes=scopes), Column("by", "text"), Column("times"), Column("last")]
     cells: list[Cells] = [
-        (*_task(one), listed(one.workers), f"{one.times:,}", times.tag(one.last, "%m-%d %H:%M:%S"))
-        for one in rows[:MOST_FOUND]
+        (
+            *_which(one, scopes=scopes),
+            listed(one.workers),
+            f"{one.times:,}",
+            times.tag(one.last, "%m-%d %H:%M:%S"),
+        )
+        for one in rows[:MOST_ROWS]
     ]
-    listing, more = table(of, title, about, columns, cells), _rest(len(rows) - MOST_FOUND)
+    listing, more = table(of, title, about, columns, cells), _rest(len(rows) - MOST_ROWS)
     return _section(of, title, listing, more, note(f"What to do: {advice}"))
 
 
@@ -453,14 +485,14 @@ def _missed(rows: Sequence[Missed]) -> Element | None:
             cell(one.tokens),
             "?" if one.charged is None else cell(one.charged),
         )
-        for one in rows[:MOST_FOUND]
+        for one in rows[:MOST_ROWS]
     ]
     title, about = "Missed duplicates", "Equal to an earlier one but for a field or two"
     return _section(
         "missed_duplicates",
         title,
         table("missed_duplicates", title, about, columns, cells),
-        _rest(len(rows) - MOST_FOUND),
+        _rest(len(rows) - MOST_ROWS),
         note(
             "What to do: if the work is the same without a field, name it in ",
             tag("code", "volatile=(…)"), "; if it tells two tasks apart, nothing.",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from idemguard.report.alarms import Checked
     from idemguard.report.gather import Report, Row
     from idemguard.report.paper import Paper
+    from idemguard.report.worst import Worst
 
 MOST_ROWS = 50  # of a table
 MOST_FOUND = 10  # findings of a kind
@@ -34,8 +35,7 @@ def show(on: Paper, found: Report) -> None:
     on.say(f"{_about(found)}, {_window(found)}", "bold")
     _alerts(on, found)
     if found.empty:
-        when = "yet" if found.since is None else "in this time"
-        on.say(f"Nothing was called or executed {when}.")
+        on.say("".join(nothing(found)))
     else:
         _headline(on, found.totals)
         _hidden(on, found.missed_duplicates)
@@ -67,10 +67,30 @@ def _window(found: Report) -> str:
     return f"{local(found.since)} to {until}, sums by whole windows of five minutes or an hour"
 
 
+def nothing(found: Report) -> tuple[str, str, str]:
+    """That a report is empty, and of what: a sentence, in whose middle stands a foreign name.
+
+    A name that is misspelt has an empty report too, and a clock that was set back hides what
+    there is: so it does not say that there is nothing else.
+    """
+    when = "until then" if found.since is None else "in this time"
+    names = []
+    if found.task_type is not None:
+        names.append(f"task type {harmless(found.task_type)}")
+    if found.agent is not None:
+        names.append(f"agent {harmless(found.agent) or '(none)'}")
+    if names:
+        return f"Nothing that was called or executed {when} matches ", " and ".join(names), "."
+    about = f"Nothing was called or executed {when}: namespace "
+    return about, harmless(found.namespace), " was not used."
+
+
 # --- alerts ----------------------------------------------------------------------------------------
 
 
 def _alerts(on: Paper, found: Report) -> None:
+    if isinstance(found.alerts, alarms.Untold):
+        on.say("Whether anything alerted then can no longer be told.", QUIET)
     for alert in found.alerts:
         more = alarms.command(alert, found.namespace, store=found.store)
         on.one_line(f"Alert: {alarms.told(alert)}: {more}", BAD)
@@ -142,15 +162,18 @@ def in_all(totals: Row) -> tuple[str, str]:
 
 def _hidden(on: Paper, found: Sequence[Missed]) -> None:
     if found:
-        costs = [one.charged for one in found if one.charged is not None]
-        cost = f", {money(sum(costs[1:], costs[0]))}" if costs else ""
-        cost += "+?" if costs and len(costs) < len(found) else ""
-        on.say(
-            f"Missed: {sum(one.executions for one in found):,} executions look like duplicates "
-            f"that a field hides ({short(sum(one.tokens for one in found))} tokens{cost}); "
-            "see below.",
-            BAD,
-        )
+        on.say(hidden(found), BAD)
+
+
+def hidden(found: Sequence[Missed]) -> str:
+    """How much more may run twice than is counted, in a sentence."""
+    costs = [one.charged for one in found if one.charged is not None]
+    cost = f", {money(sum(costs[1:], costs[0]))}" if costs else ""
+    cost += "+?" if costs and len(costs) < len(found) else ""
+    return (
+        f"Missed: {sum(one.executions for one in found):,} executions look like duplicates "
+        f"that a field hides ({short(sum(one.tokens for one in found))} tokens{cost}); see below."
+    )
 
 
 def _gaps(on: Paper, totals: Row) -> None:
@@ -254,7 +277,7 @@ def _rest(on: Paper, more: int) -> None:
 
 def _drops(on: Paper, drops: Sequence[Drop]) -> None:
     if drops:
-        on.head("Drops: handed back by everybody, done by nobody")
+        on.head("Drops: handed back by everybody, done by nobody; the newest first")
         _handed_back(on, drops)
         on.say(
             "What to do: give these tasks to a worker that takes them, or widen what one "
@@ -265,7 +288,7 @@ def _drops(on: Paper, drops: Sequence[Drop]) -> None:
 
 def _loops(on: Paper, loops: Sequence[Loop]) -> None:
     if loops:
-        on.head("Loops: handed back again and again")
+        on.head("Loops: handed back again and again; the newest first")
         _handed_back(on, loops)
         on.say(
             "What to do: send each task type to the worker that owns it, and what was handed "
@@ -274,20 +297,33 @@ def _loops(on: Paper, loops: Sequence[Loop]) -> None:
         )
 
 
+def newest(found: Iterable[Drop | Loop]) -> list[Drop | Loop]:
+    """What was handed back, the newest first: so old tasks do not hide today's."""
+    return sorted(found, key=lambda one: -one.last)
+
+
+def scoped(found: Iterable[Worst | Drop | Loop]) -> bool:
+    """Whether any of them has a scope, so that two of them may differ by it alone."""
+    return any(one.scope for one in found)
+
+
 def _handed_back(on: Paper, found: Sequence[Drop | Loop]) -> None:
+    rows = newest(found)[:MOST_FOUND]
+    scopes = scoped(rows)
     on.grid(
-        ["task type", "by", "fingerprint", "times", "last"],
+        ["task type", *(["scope"] if scopes else []), "by", "fingerprint", "times", "last"],
         [
             [
                 one.task_type,
+                *([one.scope or "-"] if scopes else []),
                 _listed(one.workers),
                 one.fingerprint[:DIGITS],
                 f"{one.times:,}",
-                local(one.last, "%m-%d %H:%M:%S"),
+                local(one.last, "%m-%d %H:%M"),
             ]
-            for one in found[:MOST_FOUND]
+            for one in rows
         ],
-        names=2,
+        names=3 if scopes else 2,
     )
     _rest(on, len(found) - MOST_FOUND)
 

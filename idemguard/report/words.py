@@ -6,13 +6,11 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from decimal import Decimal
+from decimal import Decimal
 
 SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
 _STEPS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
+LEAST = Decimal("0.0001")  # of money that is told in digits
 _WHOLE = 10_000  # counts below this are told to the last digit
 
 
@@ -42,12 +40,9 @@ def money(amount: Decimal | None, currency: str = "USD") -> str:
     sign = SIGNS.get(currency, f"{harmless(currency)} ")
     size, minus = amount.copy_abs(), "-" if amount < 0 else ""
     if size and size < LEAST:
-        return f"{minus}<{sign}0.0001"
+        return f"{minus}<{sign}{LEAST}"
     places = 0 if size >= 1000 else 2 if size >= 1 or not size else 4  # noqa: PLR2004 - seven digits at most
     return f"{minus}{sign}{size:,.{places}f}"
-
-
-LEAST = 0.0001
 
 
 def short(number: int) -> str:

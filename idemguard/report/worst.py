@@ -60,7 +60,7 @@ class Worst:
 
 
 def worst(lines: Iterable[Execution]) -> list[Worst]:
-    """The tasks whose duplicates wasted most, the worst first; 20 at most.
+    """The tasks whose duplicates wasted most, the worst first, of equals the newest; 20 at most.
 
     Args:
         lines: executions, oldest first.
@@ -71,7 +71,11 @@ def worst(lines: Iterable[Execution]) -> list[Worst]:
         for task in by_task(lines).values()
         if (twice := [line for line in task if line.cause in DUPLICATES])
     ]
-    found.sort(key=lambda one: (-one.wasted, -one.wasted_tokens, -one.duplicates, one.fingerprint))
+    found.sort(
+        key=lambda one: (
+            -one.wasted, -one.wasted_tokens, -one.duplicates, -one.last, one.fingerprint,
+        )
+    )  # fmt: skip
     return found[:MOST]
 
 

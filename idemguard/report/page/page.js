@@ -5,6 +5,7 @@
   const report = JSON.parse(document.getElementById("report").textContent);
   const root = document.documentElement;
   const MOST = 12; // bars of a chart; the table has more
+  const SEEN = 6; // px of a line
   const MINUTE = 60_000, HOUR = 60 * MINUTE, DAY = 24 * HOUR;
   const STEPS = [5 * MINUTE, 15 * MINUTE, 30 * MINUTE, HOUR, 3 * HOUR, 6 * HOUR, 12 * HOUR, DAY,
     2 * DAY, 7 * DAY, 14 * DAY, 28 * DAY, 91 * DAY, 364 * DAY];
@@ -12,8 +13,15 @@
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   const percent = new Intl.NumberFormat("en", { style: "percent", maximumFractionDigits: 2 });
   const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
-  const amount = (at, sign) => sign + (sign && at % 1
-    ? at.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 6 })
+  // as many digits as tell one tick from the next
+  const digits = (apart) => {
+    let found = 2;
+    const whole = (at) => at > 0.5 && Math.abs(at - Math.round(at)) < 1e-6;
+    while (found < 15 && !whole(apart * 10 ** found)) found += 1;
+    return found;
+  };
+  const amount = (at, sign, apart) => sign + (sign && at % 1
+    ? at.toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: digits(apart) })
     : compact.format(at));
   const rows = (id) => [...document.querySelectorAll(`#${id} tbody tr`)].map(
     (row) => [...row.cells].map((cell) => cell.textContent));
@@ -42,8 +50,11 @@
     const step = Date.parse(found[0].end) - starts[0];
     const min = starts[0], max = starts.at(-1) + step;
     const rates = [];
+    let first = 0; // point of a stretch without a gap
     found.forEach((one, row) => {
-      rates.push({ x: starts[row], y: one.duplication_rate, row });
+      if (starts[row - 1] !== starts[row] - step) first = rates.length;
+      rates.push({ x: starts[row], y: one.duplication_rate, row, steps: 0 });
+      rates[first].steps += 1;
       // a rate holds until the end of its step; where no other follows at once there is a gap
       if (starts[row + 1] !== starts[row] + step) {
         rates.push({ x: starts[row] + step, y: one.duplication_rate });
@@ -51,16 +62,16 @@
       }
     });
     // as wide as a step, however far apart those are in which something happened
-    const barThickness = ({ chart }) => {
-      const there = chart.chartArea?.width ?? chart.width;
-      return Math.max(1, (0.8 * there * step) / (max - min));
-    };
+    const width = (chart) => (chart.chartArea?.width ?? chart.width) * step / (max - min);
+    const barThickness = ({ chart }) => Math.max(1, 0.8 * width(chart));
+    // a stretch too short to be seen as a line is seen as a dot
+    const pointRadius = ({ chart, raw }) => raw?.steps * width(chart) < SEEN ? 2.5 : 0;
     const bars = (field) => found.map((one, row) => ({ x: starts[row] + step / 2, y: one[field], row }));
     const limit = report.checked.find((one) => one.kind === "duplication")?.limit;
     const top = Math.max(...found.map((one) => one.duplication_rate));
     const datasets = [{
       label: "Duplication rate", type: "line", yAxisID: "rate", data: rates, stepped: "before",
-      borderColor: colour("accent"), borderWidth: 1.5, pointRadius: 0, pointHoverRadius: 3,
+      borderColor: colour("accent"), borderWidth: 1.5, pointRadius, pointHoverRadius: 3, clip: 4,
       pointBackgroundColor: colour("accent"), pointHitRadius: 8,
     }, {
       label: "Duplicates", yAxisID: "volume", data: bars("duplicates"), grouped: false, order: 1,
@@ -166,7 +177,10 @@
         scales: {
           x: axis({
             min: 0, stacked: false,
-            ticks: { maxRotation: 0, maxTicksLimit: 6, callback: (at) => amount(at, sign) },
+            ticks: {
+              maxRotation: 0, maxTicksLimit: 6,
+              callback: (at, _, all) => amount(at, sign, all.length > 1 ? all[1].value - all[0].value : at),
+            },
           }),
           y: axis({
             stacked: true, grid: { display: false },
