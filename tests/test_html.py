@@ -772,6 +772,13 @@ def test_traffic_so_sparse_that_no_line_is_seen_is_dots(apart, found, show):
 
     assert [one for one in radii(sparse) if one] == [2.5, 2.5]
     assert not any(radii(apart))  # a twentieth of the chart each: lines
+    step = rows[0]["end"] - rows[0]["start"]
+    begin = rows[0]["start"]
+    dense = [
+        {**rows[0], "start": begin + step * number, "end": begin + step * (number + 1)}
+        for number in range(400)
+    ]
+    assert not any(radii(replace(apart, over_time=dense)))  # one line, of steps narrower than that
 
 
 @pytest.mark.browser

@@ -65,7 +65,7 @@
     const width = (chart) => (chart.chartArea?.width ?? chart.width) * step / (max - min);
     const barThickness = ({ chart }) => Math.max(1, 0.8 * width(chart));
     // a stretch too short to be seen as a line is seen as a dot
-    const pointRadius = ({ chart, raw }) => raw?.steps * width(chart) < SEEN ? 2.5 : 0;
+    const pointRadius = ({ chart, raw }) => raw?.steps > 0 && raw.steps * width(chart) < SEEN ? 2.5 : 0;
     const bars = (field) => found.map((one, row) => ({ x: starts[row] + step / 2, y: one[field], row }));
     const limit = report.checked.find((one) => one.kind === "duplication")?.limit;
     const top = Math.max(...found.map((one) => one.duplication_rate));
