@@ -328,47 +328,46 @@ class RedisStore:
         return found
 
     def lines(self, namespace: str, since: int, until: int) -> Iterator[Execution]:
-        """The executions that started in this time, oldest first; read in batches."""
+        """The executions that started in this time, oldest first; read in batches.
+
+        Each that stands there from the first to the last comes once, whatever is written meanwhile.
+        """
         shards = [self._lines(namespace, digit, since, until) for digit in wire.SHARDS]
         return heapq.merge(*shards, key=lambda line: line.started)
 
     def _lines(self, namespace: str, digit: str, since: int, until: int) -> Iterator[Execution]:
         key = wire.shard_keys(namespace, digit)[2]
-        place = self._plain(key, "ZCOUNT", key, "-inf", f"({since}")
-        given: set[bytes] = set()  # of the last ms, where a place may have shifted
-        last = since
+        last, seen = since, set[bytes]()  # those of the last ms, which is read again
         while True:
-            members = self._plain(key, "ZRANGE", key, place, place + BATCH - 1)
-            if not members:
-                return
-            for member, line in self._named(namespace, members):
-                if line.started >= until:
-                    return
-                if line.started < last or member in given:
-                    continue
-                if line.started > last:
-                    last = line.started
-                    given.clear()
-                given.add(member)
-                yield line
-            after = self._plain(key, "ZRANK", key, members[-1])
-            place = (
-                self._plain(key, "ZCOUNT", key, "-inf", f"({last}") if after is None else after + 1
+            # never by places, which others shift
+            count = len(seen) + BATCH
+            told = self._plain(
+                key, "ZRANGEBYSCORE", key, last, f"({until}", "WITHSCORES", "LIMIT", 0, count
             )
+            found = list(_scored(told))
+            fresh = [member for member, _ in found if member not in seen]
+            if fresh:
+                yield from self._named(namespace, fresh)
+            if len(found) < count:
+                return
+            if found[-1][1] > last:
+                last = found[-1][1]
+                seen.clear()
+            seen.update(member for member, start in found if start == last)
 
-    def _named(self, namespace: str, members: list[bytes]) -> Iterator[tuple[bytes, Execution]]:
+    def _named(self, namespace: str, members: list[bytes]) -> Iterator[Execution]:
         """The lines that these members of an index name, as far as they are there."""
-        names = {member: member.decode().partition(" ")[::2] for member in members}
-        where = list({name: wire.named(namespace, name) for name, _ in names.values()}.values())
+        names = [member.decode().partition(" ")[::2] for member in members]
+        where = list({name: wire.named(namespace, name) for name, _ in names}.values())
         lines: dict[tuple[str, str], Execution] = {}
         for address, (_, told) in self._read(where):
             for one in told:
                 line = self._talk.execution(address, one)
                 lines[wire.name(address), line.execution_id] = line
-        for member, named in names.items():
+        for named in names:
             line_there = lines.get(named)
             if line_there is not None:
-                yield member, line_there
+                yield line_there
 
     def windows(self, namespace: str, since: int, until: int) -> list[Window]:
         """The windows that overlap this time."""
@@ -433,6 +432,13 @@ class RedisStore:
 
     def _share(self, address: Address, retention: int, shares: dict[str, list[int]]) -> None:
         self._do(self._talk.step(wire.share(address, retention, shares), BOOKING))
+
+
+def _scored(told: list[Any]) -> Iterator[tuple[bytes, int]]:
+    """Members and scores, which come in turn, or by RESP3 in pairs."""
+    each = iter(told)
+    pairs = zip(each, each, strict=True) if told and isinstance(told[0], bytes) else each
+    return ((member, int(float(score))) for member, score in pairs)
 
 
 class _Hearing:

@@ -11,6 +11,7 @@ import os
 import secrets
 import sqlite3
 import time
+from array import array
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -246,40 +247,57 @@ class SqliteStore:
         return [rows.address(row) for row in found]
 
     def lines(self, namespace: str, since: int, until: int) -> Iterator[Execution]:
-        """The executions that started in this time, oldest first; read in batches."""
+        """The executions that started in this time, oldest first; read in batches.
+
+        Each that stands there from the first to the last comes once, whatever is written meanwhile.
+        """
         # records come by their first start: a line is due when no later record can precede it
         waiting: list[tuple[int, int, int, Execution]] = []
         numbers = itertools.count()
-        for first, lines in self._batches(namespace, since, until):
+        for first, lines in self._records(namespace, self._places(since, until)):
             while waiting and waiting[0][0] < first:
                 yield heapq.heappop(waiting)[-1]
             for line in lines:
-                if since <= line.started < until:
+                # what began before its record did was written meanwhile
+                if max(since, first) <= line.started < until:
                     entry = (line.started, line.claim.token, next(numbers), line)
                     heapq.heappush(waiting, entry)
         while waiting:
             yield heapq.heappop(waiting)[-1]
 
-    def _batches(
-        self, namespace: str, since: int, until: int
+    def _places(self, since: int, until: int) -> list[array[int]]:
+        """The records that have some of this time, in batches: first starts and ids, in turn.
+
+        All as of one moment: the first start of a record changes, and its id does not.
+        """
+
+        def places(connection: sqlite3.Connection) -> list[array[int]]:
+            found = connection.execute(
+                "SELECT CAST(first AS INTEGER), id FROM record INDEXED BY record_times "
+                "WHERE first < ? AND last >= ? ORDER BY first",
+                (until, since),
+            )
+            batches = iter(partial(found.fetchmany, BATCH), [])
+            return [array("q", itertools.chain.from_iterable(batch)) for batch in batches]
+
+        return self._file.read(places)
+
+    def _records(
+        self, namespace: str, places: list[array[int]]
     ) -> Iterator[tuple[int, list[Execution]]]:
-        """First start and lines of the records that have some of this time, in that order."""
-        done = -1
-        while True:
-            starts = self._rows(
-                "SELECT first FROM record INDEXED BY record_times "
-                "WHERE first > ? AND first < ? AND last >= ? ORDER BY first LIMIT ?",
-                done, until, since, BATCH,
-            )  # fmt: skip
-            if not starts:
-                return
+        """First start and lines of these records, as far as they are there, in that order."""
+        for batch in places:
+            ids = batch[1::2]
             found = self._rows(
-                f"SELECT {_PLACE}, first, lines FROM record INDEXED BY record_times "
-                "WHERE first > ? AND first <= ? AND last >= ? AND namespace = ? ORDER BY first, id",
-                done, starts[-1][0], since, namespace,
+                f"SELECT id, {_PLACE}, lines FROM record "
+                f"WHERE id IN ({', '.join('?' * len(ids))}) AND +namespace = ?",
+                *ids, namespace,
             )  # fmt: skip
-            done = starts[-1][0]
-            for *place, first, lines in found:
+            there = {row[0]: row for row in found}
+            for first, number in zip(batch[::2], ids, strict=True):
+                if number not in there:
+                    continue
+                _, *place, lines = there[number]
                 address = rows.address(place)
                 try:
                     executions = [rows.execution(address, line) for line in lines.splitlines()]

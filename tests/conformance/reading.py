@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
+from conformance.meanwhile import Writer, read_at_once, read_between
 from conformance.scene import DAY, EVER, HOUR, LEASE, MINUTE, TTL, Scene
 
 from idemguard import ExecutionLedger
@@ -98,6 +99,11 @@ class Reading:
         assert {(line.claim.address, line.execution_id) for line in lines} == ids
         starts = [line.started for line in lines]
         assert starts == sorted(starts)
+
+    def test_a_line_that_stands_comes_once_whatever_is_written_meanwhile(self, timed: Scene):
+        writer = Writer(timed)
+        read_between(writer, timed)
+        read_at_once(writer, timed)
 
     def test_lines_may_be_left_half_read(self, scene: Scene):
         for number in range(3):

@@ -20,7 +20,7 @@ from typing import ClassVar
 
 import pytest
 
-CASES = ("commands", "digests", "equivalence", "reading", "scene", "waiting")
+CASES = ("commands", "digests", "equivalence", "meanwhile", "reading", "scene", "waiting")
 pytest.register_assert_rewrite(*(f"conformance.{name}" for name in CASES))
 
 from conformance.commands import Commands  # noqa: E402 - their asserts are to speak
