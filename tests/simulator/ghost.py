@@ -97,6 +97,9 @@ def _counts(run: Run) -> dict[str, int]:
         "failures": run.fate == "failed" and not run.told_lost,
         "unknown_usage": usage is None,  # from its start, until it tells
         "unpriced": usage is not None and cost is None,
+        "heard": ended and usage is not None,
+        # of one that was lost before it nobody remembers that it was handed back
+        "silent": ended and usage is None and (run.fate != "declined" or run.told_lost),
     }
 
 
