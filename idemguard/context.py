@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from idemguard import log
 from idemguard.errors import ConfigurationError, LeaseLostError
-from idemguard.journal import TESTS, watch
+from idemguard.journal import of_tests, watch
 from idemguard.pricing import CURRENCY
 from idemguard.providers import Reading, is_response, readings
 from idemguard.usage import Meter, Usage, is_own, normal, total
@@ -471,7 +471,7 @@ def namespace_override() -> str | None:
     own, around = _namespace.get(), watch.within()
     if own is None or around is None:
         return around if own is None else own
-    return own if TESTS.fullmatch(own) else f"{around}%2F{own}"
+    return own if of_tests(own) else f"{around}%2F{own}"
 
 
 def placed(namespace: str) -> str:

@@ -34,10 +34,8 @@ Event: TypeAlias = "dict[str, Any]"
 HOST = "pytest_idemguard.plugin"  # asked first, if it is loaded
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"
 JOURNAL = "IDEMGUARD_JOURNAL"
-# a namespace of a test session, and what may lie in it
-TESTS = re.compile(
-    r"pytest-[0-9a-f]{10}-(?:[^%]*-(?:t\d+(?:\.\d+)?|f\d+|outside)|session|early|m[0-9a-f]{16})(?:%2F.*)?"
-)
+# a namespace of a test session, and what may lie in it; compiled where one is met
+TESTS = r"pytest-[0-9a-f]{10}-(?:[^%]*-(?:t\d+(?:\.\d+)?|f\d+|outside)|session|early|m[0-9a-f]{16})(?:%2F.*)?"
 PLACE = "namespace"  # the file of a session's folder that tells in which namespace all others lie
 ROOM = 128  # bytes of it; then comes a mark that somebody writes
 PARENTS = 6  # generations in which a watcher is looked for
@@ -236,6 +234,11 @@ def _name(store: object) -> str:
 def session(namespace: str) -> str:
     """The part of a session's namespace that all of its namespaces begin with."""
     return "-".join(namespace.split("-", 2)[:2])
+
+
+def of_tests(namespace: str) -> bool:
+    """Whether a test session has given it."""
+    return re.fullmatch(TESTS, namespace) is not None
 
 
 def _read(path: str) -> str | None:
