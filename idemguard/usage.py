@@ -120,7 +120,7 @@ class Spent(NamedTuple):
         cost: in units of 10**-12 of the currency, so that sums are exact; None where unpriced.
         currency: of the cost.
         price_version: which price table it was taken from.
-        nested: it holds guarded executions, so that reporting nothing itself is no gap.
+        nested: it holds guarded calls, so that reporting nothing itself is no gap.
         parts: of the cost, as `Cost` has them; None where there is none.
         inner: input tokens, output tokens and cost (units) of the guarded executions inside, at
             all depths, that have ended; None where there were none.
@@ -464,12 +464,12 @@ class Meter:
         with self._lock:
             self._elsewhere |= theirs
             self._reused += handed
+            self.nested = True  # what was reused tells no less than what was executed
             if reused:
                 self._reused += both
                 return
             for name in theirs:  # what was handed on to it, and told by it, too, is told once
                 self._take_out(name)
-            self.nested = True
             if not both and not spent.inner:
                 return
             self._told += 1

@@ -404,6 +404,14 @@ def test_who_tells_nothing_but_holds_others_is_not_without_usage(nest, stored):
     assert nest.sums("t") == (0, 1100)
 
 
+def test_who_holds_calls_that_reuse_is_not_without_usage(nest, stored):
+    nest.outer_tells = False
+    nest.returns = lambda inner: None
+    nest.outer(1)
+    nest.outer(2)
+    assert stored.ledger.task_type_summary("t")["without_usage"] == 0
+
+
 def test_who_holds_others_that_tell_nothing_leaves_the_gap_to_them(nest, stored):
     nest.outer_tells = nest.inner_tells = False
     nest.outer(1)
