@@ -403,7 +403,9 @@ def test_the_total_of_a_reused_execution_is_charged_to_nobody(meter):
     meter.inside(Spent(1, use(20, 2), responses=("r-1",)), reused=True)
     meter.add(use(20, 2), aggregate=True)
     meter.add(use(20, 2, "r-1"))
-    assert meter.spent() == Spent(nested=True, responses=("r-1",))  # known, in case somebody above returns it
+    assert meter.spent() == Spent(
+        nested=True, responses=("r-1",)
+    )  # known, in case somebody above returns it
 
 
 # --- what the body returns -----------------------------------------------------------------------------
