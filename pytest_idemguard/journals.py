@@ -9,9 +9,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pytest_idemguard.place import NOTHING, ROOM
+
 if TYPE_CHECKING:
     from pytest_idemguard.place import Place
-
 
 _getpid = os.getpid  # tests put another in its place
 
@@ -34,11 +35,12 @@ class Journals:
 
     def quiet(self) -> bool:
         """Whether there can be nothing new."""
-        return not self._read and self._place is not None and not self._place.marked()
+        place = self._place
+        return place is not None and place.shared[ROOM] == NOTHING and not self._read
 
     def news(self) -> list[dict[str, Any]]:
         """The events that were not read yet; half-written ones are left."""
-        if self._place is None or self._place.marked():
+        if self._place is None or self._place.shared[ROOM] != NOTHING:
             self._list()
         found: list[dict[str, Any]] = []
         for name, place in list(self._read.items()):

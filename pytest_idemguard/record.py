@@ -27,7 +27,7 @@ OUTCOMES = ("executed", "reused", "fallback", "declined", "failed", "refused", "
 def record(session: Session, attempt: Attempt) -> dict[str, Any]:
     """Of an attempt that is over."""
     return plain_record(
-        attempt.nodeid, attempt.number, session.worker, attempt.rules, Book(attempt.events),
+        attempt.item.nodeid, session.number(), session.worker, attempt.rules, Book(attempt.events),
         attempt.found, session.config.rootpath,
     )  # fmt: skip
 
@@ -140,8 +140,8 @@ def leftovers(session: Session) -> list[dict[str, Any]]:
     for event in session.late:
         owner = session.owner(outermost(event["ns"]))
         if owner is not None:
-            event["nodeid"], event["attempt"] = owner
-            if owner[1] != session.numbers[owner[0]]:
+            event["nodeid"], event["attempt"], is_last = owner
+            if not is_last:
                 continue  # of an attempt that does not count
         found.append(event)
     return found

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pytest_idemguard.settings import Rules
     from pytest_idemguard.spaces import Wide
 
+_getpid = os.getpid  # tests put another in its place
 RECORD = pytest.StashKey["dict[str, Any]"]()
 
 
@@ -60,49 +61,61 @@ class Session(Spaces):
         shared = None if given is None else given.get("idemguard")
         super().__init__(worker, shared, is_worker=given is not None, outside=base.mode != "off")
         self.config, self.base = config, base
-        self.numbers: dict[str, int] = {}  # of attempts, by test
         self.records: dict[str, dict[str, Any]] = {}  # by test; not in a worker
         self.left: list[dict[str, Any]] = []  # what workers saw besides
         self.missing: set[str] = set()  # workers that have not told all
         self.removed: set[str] = set()  # and those whose children could not
         self.verdict: Any = None
-        self.given: list[
-            tuple[Wide, Any]
-        ] = []  # what the present attempt was told of wider fixtures
-        self.given_to = ""
+        # what the present attempt was told of wider fixtures
+        self.given: list[tuple[Wide, Any]] = []
+        self._parent: Any = None  # of the test before
+        self._marked = False  # and whether it has markers of ours
         self._active = False
 
     # --- one test ----------------------------------------------------------------------------------
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """A new attempt: reruns call this hook again, but not the one around it."""
-        if self.is_fork():
+        """A new attempt: reruns call this hook again, but not the one around it.
+
+        It comes before every test of whoever has the plugin installed: what can wait until something
+        runs does.
+        """
+        if _getpid() != self._pid:
             self.forked()
-        nodeid = item.nodeid
-        number = self.numbers[nodeid] = self.numbers.get(nodeid, 0) + 1
-        given, self.given = self.given, []
-        if (
-            self.given_to == nodeid
-        ):  # an attempt that does not count has told nobody of wider fixtures
-            for wide, sign in given:
-                wide.told.discard(sign)
-                self.news.append(wide)
-        self.given_to = nodeid
-        self.names.append((nodeid, number))
+        if self.given:
+            self._take_back(item)
+        self.begun.append(item)
         base, why = self.base, None
-        if "idemguard" in item.keywords:
+        if item.own_markers or self._is_marked(item.parent):
             try:
                 base = rules_of(item, base)
             except pytest.UsageError as error:
                 why = str(error)
         # who asks for the ledger has it counted in any case
         counted = base.counts() or "idemguard_ledger" in getattr(item, "fixturenames", ())
-        space = self.space_of(nodeid, base.scope) if counted else None
-        self.current = Attempt(item, number, base, space)
+        space = self.space_of(item, base.scope) if counted else None
+        self.current = Attempt(item, base, space)
         self.enter(space)
         if why is not None:
             pytest.fail(why, pytrace=False)
+
+    def _is_marked(self, parent: Any) -> bool:
+        """Whether there is something to be read of a class, a module, or what these are in."""
+        if parent is not self._parent:
+            self._parent, self._marked = (
+                parent,
+                parent is not None and "idemguard" in parent.keywords,
+            )
+        return self._marked
+
+    def _take_back(self, item: pytest.Item) -> None:
+        """An attempt that does not count has told nobody of wider fixtures."""
+        given, self.given = self.given, []
+        if self.begun[-1].nodeid == item.nodeid:
+            for wide, sign in given:
+                wide.told.discard(sign)
+                self.news.append(wide)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Generator[None, Any, Any]:
@@ -166,7 +179,8 @@ class Session(Spaces):
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_makereport(self, item: pytest.Item, call: Any) -> pytest.TestReport | None:
         """A test that failed or was skipped anyway keeps its outcome."""
-        if (attempt := self.current) is None:
+        attempt = self.current
+        if attempt is None or (call.excinfo is None and call.when != "teardown"):
             return None
         was_active = self._active
         own = call.excinfo is not None and not isinstance(call.excinfo.value, Failure)
@@ -272,7 +286,7 @@ class Session(Spaces):
             from pytest_idemguard.record import record
 
             judged(self, attempt, wide=True)
-            self.records[attempt.nodeid] = record(self, attempt) | {"incomplete": True}
+            self.records[attempt.item.nodeid] = record(self, attempt) | {"incomplete": True}
 
     @property
     def json_path(self) -> str:

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import tempfile
+import threading
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -32,8 +33,7 @@ class Attempt:
     """One attempt at one test.
 
     Attributes:
-        nodeid: of the test.
-        number: of the attempt, from 1.
+        item: the test.
         rules: what is asked of it; what its markers say is looked at anew when something ran.
         spaces: its namespaces; the last one counts now.
         events: what happened in them.
@@ -43,10 +43,10 @@ class Attempt:
 
     """
 
-    __slots__ = ("events", "found", "item", "looked", "nodeid", "number", "rules", "spaces", "told")
+    __slots__ = ("events", "found", "item", "looked", "rules", "spaces", "told")
 
-    def __init__(self, item: pytest.Item, number: int, rules: Rules, space: str | None) -> None:
-        self.item, self.nodeid, self.number, self.rules = item, item.nodeid, number, rules
+    def __init__(self, item: pytest.Item, rules: Rules, space: str | None) -> None:
+        self.item, self.rules = item, rules
         self.spaces: list[str] = [] if space is None else [space]
         self.events: list[dict[str, Any]] = []
         self.told: set[Any] = set()
@@ -87,7 +87,7 @@ class Spaces:
         uid: of the run.
         prefix: of all its namespaces.
         current: the attempt that is under way.
-        names: test and number of each attempt, in their order.
+        begun: the test of each attempt, in their order.
         wide: fixtures that several tests share, by namespace.
         news: those in which something has happened since.
         late: events of nobody, or of a test that is over.
@@ -108,9 +108,13 @@ class Spaces:
         self.uid: str = os.urandom(5).hex() if shared is None else shared["uid"]
         self.prefix = f"pytest-{self.uid}-"
         self._mine = f"{self.folder}/{self.worker}"
+        self._tests = f"{self.prefix}{self.worker}-t"  # before a test's number
         Path(self._mine).mkdir()
         self.current: Attempt | None = None
-        self.names: list[tuple[str, int]] = []
+        self.begun: list[pytest.Item] = []
+        self._numbers: list[int] = []  # of those attempts, as far as they were counted
+        self._times: dict[str, int] = {}  # attempts at a test, as far
+        self._counting = threading.Lock()
         self.wide: dict[str, Wide] = {}
         self.news: list[Wide] = []
         self.late: list[dict[str, Any]] = []
@@ -138,10 +142,11 @@ class Spaces:
 
     def forked(self) -> None:
         """In a forked child tests are run, as some plugins do: it is told here what happens in it."""
-        self._pid = _getpid()
+        self._pid, self._counting = _getpid(), threading.Lock()
         self.worker = (
             f"{self.worker}~{self._pid}"  # the parent goes on counting from the same number
         )
+        self._tests = f"{self.prefix}{self.worker}-t"
         folder = f"{self._mine}/{self._pid}"  # its own children follow it, and not its parent
         Path(folder).mkdir()
         self._tell_children(folder)
@@ -162,6 +167,8 @@ class Spaces:
             watch.begin(None, self._mine, self.space, follow=True)
             return True
         self._watch = watch
+        if self.space is not None:
+            os.environ[OVERRIDE] = self.space
         # what a worker saw must outlive its crash
         watch.begin(self.on_event, self._mine if self.is_worker else None, self.space)
         return True
@@ -169,11 +176,13 @@ class Spaces:
     def enter(self, space: str | None) -> str | None:
         """Have all namespaces lie in this one from now on; the one before is returned."""
         before, self.space = self.space, space
+        self._place.tell(space)
         if space is None:
             os.environ.pop(OVERRIDE, None)
-        else:
-            os.environ[OVERRIDE] = space  # for children
-        self._place.tell(space)
+        elif before is None or "idemguard" in sys.modules:
+            # for children that cannot read what the place tells; where this process has no guarded
+            # functions, that they are of this session is enough
+            os.environ[OVERRIDE] = space
         if self._watch is not None:
             self._watch.namespace = space
         return before
@@ -248,7 +257,7 @@ class Spaces:
                 self._name(current, event["at"])
             current.events.append(event)
         elif (wide := self.wide.get(space)) is not None:
-            event["test"] = None if current is None else current.nodeid
+            event["test"] = None if current is None else current.item.nodeid
             wide.events.append(event)
             self.news.append(wide)
         else:
@@ -256,8 +265,8 @@ class Spaces:
 
     def _name(self, attempt: Attempt, at: float) -> None:
         """Should this worker crash, the controller has to know whose namespaces these are."""
-        line = {"kind": "test", "ns": attempt.spaces[0], "nodeid": attempt.nodeid,
-                "attempt": attempt.number, "at": at, "rules": attempt.rules._asdict()}  # fmt: skip
+        line = {"kind": "test", "ns": attempt.spaces[0], "nodeid": attempt.item.nodeid,
+                "attempt": self.number(), "at": at, "rules": attempt.rules._asdict()}  # fmt: skip
         import json
 
         with suppress(OSError), Path(self._mine, f"{self._pid}-tests.jsonl").open("a") as file:
@@ -274,21 +283,29 @@ class Spaces:
             for event in self.journals.news():
                 self.on_event(event)
 
-    def owner(self, space: str) -> tuple[str, int] | None:
-        """The test that a namespace is of, and which attempt at it."""
-        mine = f"{self.prefix}{self.worker}-t"
-        number = space.removeprefix(mine).partition(".")[0]
-        if not space.startswith(mine) or not number.isdecimal():
-            return None
-        return self.names[int(number)]
+    def number(self, attempt: int = -1) -> int:
+        """Which attempt at its test this is, from 1: the present one, or the one of that place in `begun`."""
+        with self._counting:
+            for item in self.begun[len(self._numbers) :]:
+                times = self._times[item.nodeid] = self._times.get(item.nodeid, 0) + 1
+                self._numbers.append(times)
+            return self._numbers[attempt]
 
-    def space_of(self, nodeid: str, scope: str) -> str:
-        """The namespace of the attempt that was named last."""
+    def owner(self, space: str) -> tuple[str, int, bool] | None:
+        """The test that a namespace is of, which attempt at it, and whether that is the last."""
+        number = space.removeprefix(self._tests).partition(".")[0]
+        if not space.startswith(self._tests) or not number.isdecimal():
+            return None
+        nodeid, times = self.begun[int(number)].nodeid, self.number(int(number))
+        return nodeid, times, times == self._times[nodeid]
+
+    def space_of(self, item: pytest.Item, scope: str) -> str:
+        """The namespace of the attempt that began last."""
         if scope == "session":
             return f"{self.prefix}session"
         if scope == "module":
-            return self._module(nodeid)
-        return f"{self.prefix}{self.worker}-t{len(self.names) - 1}"
+            return self._module(item.nodeid)
+        return f"{self._tests}{len(self.begun) - 1}"
 
     def space_for(self, label: str, scope: str, nodeid: str, rules: Rules) -> str | None:
         """The namespace of a fixture that several tests share; None: it is not watched.
@@ -312,7 +329,7 @@ class Spaces:
 
     def again(self, attempt: Attempt) -> None:
         """A namespace more for a test: nothing that ran before is in it."""
-        first = f"{self.prefix}{self.worker}-t{len(self.names) - 1}"
+        first = f"{self._tests}{len(self.begun) - 1}"
         attempt.spaces.append(f"{first}.{len(attempt.spaces)}")
         self.enter(attempt.spaces[-1])
 

@@ -587,6 +587,50 @@ def test_b(): naive("y"); naive("y"); raise KeyboardInterrupt
     assert "the run was interrupted" in result.report["incomplete"]
 
 
+@pytest.mark.parametrize(("imports", "namespaces"), [("os, idemguard", 3), ("os", 1)])
+def test_the_environment_tells_children_that_cannot_ask(project, imports, namespaces):
+    """In another container nothing of the session can be read, but what a test sent along."""
+    result = project.run(f"""
+import {imports}, pytest
+seen = set()
+@pytest.mark.parametrize("number", range(3))
+def test_it(number): seen.add(os.environ["IDEMGUARD_NAMESPACE_OVERRIDE"])
+def test_all():
+    assert len(seen) == {namespaces}
+    assert {{one.split("-")[0] for one in seen}} == {{"pytest"}}
+""")
+    result.came_to(passed=4)
+
+
+def test_markers_that_come_while_tests_are_run(project):
+    result = project.run("""
+import pytest
+from tasks import naive
+@pytest.fixture
+def allowed(request): request.node.add_marker(pytest.mark.idemguard(max_runs=2))
+class TestA:
+    def test_plain(self): naive("x")
+    def test_dup_before(self): naive("x"); naive("x")
+    def test_allowed(self, allowed): naive("x"); naive("x")
+    @pytest.mark.idemguard(mode="off")
+    def test_off(self): naive("x"); naive("x")
+    def test_dup_after(self): naive("x"); naive("x")
+@pytest.mark.idemguard(max_runs=2)
+class TestB:
+    def test_allowed(self): naive("x"); naive("x")
+    def test_too_often(self): naive("x"); naive("x"); naive("x")
+def test_dup_outside(): naive("x"); naive("x")
+""")
+    result.came_to(passed=4, failed=4)
+    failed = (
+        "TestA::test_dup_before",
+        "TestA::test_dup_after",
+        "TestB::test_too_often",
+        "test_dup_outside",
+    )
+    assert all(f"FAILED test_it.py::{name}" in result.out for name in failed)
+
+
 def test_a_journal_that_cannot_be_written_changes_no_namespace(project):
     code = """
 from idemguard import Guard, context
