@@ -66,6 +66,7 @@ class Job:
         version: part of their address, or None.
         agent: whom they are booked to; None: the context's.
         usage: reads the tokens off a result, or None.
+        body: what is executed, where all calls execute the same; or None.
 
     """
 
@@ -76,6 +77,7 @@ class Job:
     version: str | None = None
     agent: str | None = None
     usage: Callable[[Any], Any] | None = None
+    body: Callable[..., Any] | None = None
 
     # --- asking ----------------------------------------------------------------------------------
 
@@ -105,7 +107,7 @@ class Job:
         address = Address(self.engine.namespace, fingerprint, context.present_scope(), self.version)
         nonce = os.urandom(8).hex()
         if watch.on():
-            watch.asked(nonce)
+            watch.asked(nonce, self.body)
         return Ask(address, caller, nonce, policy, digest)
 
     def run(self, ask: Ask, body: Callable[[], Any]) -> Outcome[Any]:

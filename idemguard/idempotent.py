@@ -329,7 +329,7 @@ def run_task(
             " decorate it with @idempotent, or return a list"
         )
     results = codec(whole, policy.get("result", ABSENT), task_type)
-    found = job(policy.get("guard") or engine.source(), task_type, results, policy)
+    found = job(policy.get("guard") or engine.source(), task_type, results, policy, fn)
     awaited = whole.shape is Shape.COROUTINE
     if found is None:
         return _off(task_type, payload, fn, policy, awaited=awaited)

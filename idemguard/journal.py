@@ -127,12 +127,18 @@ class Watch:
 
     # --- what happens ------------------------------------------------------------------------------
 
-    def asked(self, nonce: str) -> None:
-        """A call asks; a coroutine's body begins when its caller is no longer on the stack."""
+    def asked(self, nonce: str, body: object = None) -> None:
+        """A call asks; a coroutine's body begins when its caller is no longer on the stack.
+
+        Args:
+            nonce: of the call.
+            body: what it is to execute, where that is known.
+
+        """
         if len(self._asked) >= ASKED:
             with suppress(KeyError, StopIteration, RuntimeError):  # other threads do the same
                 del self._asked[next(iter(self._asked))]
-        self._asked[nonce] = where()
+        self._asked[nonce] = where(body)
 
     def started(self, claim: Claim, store: object) -> None:
         """An execution starts."""
@@ -275,8 +281,14 @@ def _text(spent: Spent) -> str | None:
     return None if spent.price is None else str(spent.price)
 
 
-def where() -> str:
-    """The place in the user's code that the present call comes from."""
+def where(body: object = None) -> str:
+    """The place in the user's code that the present call comes from.
+
+    Args:
+        body: what is called; where no code of the user's does, as in a pool of threads, it is told
+            where this is.
+
+    """
     frame: FrameType | None = sys._getframe(1)  # noqa: SLF001 - there is no other way to tell
     outside: FrameType | None = None
     while frame is not None:
@@ -288,7 +300,11 @@ def where() -> str:
                 return _place(frame)
         frame = frame.f_back
     # a thread or a loop that has no code of the user's below the call
-    return "?" if outside is None else _place(outside).removeprefix(_LIBRARY)
+    found = "?" if outside is None else _place(outside).removeprefix(_LIBRARY)
+    code = getattr(body, "__code__", None)
+    if code is None:
+        return found
+    return f"{found} ({code.co_name} is at {code.co_filename}:{code.co_firstlineno})"
 
 
 def _place(frame: FrameType) -> str:

@@ -133,8 +133,11 @@ class Spec:
         """How calls are guarded by the guard that counts now; None: they are not (mode `off`)."""
         source = self.source or engine.source()
         if self._job is None or self._job[0] is not source:
-            self._job = (source, job(source, self.task_type, self.codec, self.options))
+            self._job = (source, self._new(source))
         return self._job[1]
+
+    def _new(self, source: Source) -> Job | None:
+        return job(source, self.task_type, self.codec, self.options, self.callee.plain)
 
     def ask(
         self, job: Job, receiver: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -201,7 +204,7 @@ class Spec:
     ) -> Task:
         """The task that a call is."""
         found = self._identified(receiver, args, kwargs, source.settings)
-        mine = job(source, self.task_type, self.codec, self.options)
+        mine = self._new(source)
         return Task(
             self.task_type,
             found.fingerprint,
@@ -323,8 +326,14 @@ def check(options: Mapping[str, Any]) -> None:
         raise ConfigurationError(f"usage= takes a plain function of the result, not {usage!r}")
 
 
-def job(source: Source, task_type: str, codec: Any, options: Mapping[str, Any]) -> Job | None:
-    """How calls are guarded; None: they are not (mode `off`)."""
+def job(
+    source: Source,
+    task_type: str,
+    codec: Any,
+    options: Mapping[str, Any],
+    body: Callable[..., Any],
+) -> Job | None:
+    """How calls of a body are guarded; None: they are not (mode `off`)."""
     chosen = config.mode(source.settings, options.get("mode"))
     if chosen == "off":
         return None
@@ -337,4 +346,5 @@ def job(source: Source, task_type: str, codec: Any, options: Mapping[str, Any]) 
         options.get("version"),
         options.get("agent"),
         options.get("usage"),
+        body,
     )

@@ -104,7 +104,7 @@ def _told(number: int, run: Run, root: Path) -> list[str]:
 def place(run: Run, root: Path) -> str:
     """Where a run was called from, below the root where it is."""
     below = f"{root}{os.sep}"
-    return run.where.removeprefix(below)
+    return run.where.replace(below, "")
 
 
 def _clock(at: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import xml.etree.ElementTree as ET
 from decimal import Decimal
 
@@ -93,12 +94,15 @@ class TestAll:
     def test_class(self): three()
     @pytest.mark.idemguard(max_runs=1)
     def test_closer(self): three()
+@pytest.mark.idemguard(max_runs=1)
+@pytest.mark.idemguard(max_runs=3)
+def test_lower_is_closer(): three()
 def test_late(request):
     request.node.add_marker(pytest.mark.idemguard(max_runs=3)); three()
 """,
         "--idemguard-max-runs=1", "-rA", "--strict-markers",
     )  # fmt: skip
-    result.came_to(failed=2, passed=7, warning=1)
+    result.came_to(failed=2, passed=8, warning=1)
     assert "FAILED test_it.py::TestAll::test_closer" in result.out
     result.has("*test_it.py:8: DuplicateRunWarning: idemguard: summarise * ran 3 times*")
     result.has(
@@ -141,6 +145,33 @@ def test_asked_for(idemguard_ledger):
         "--idemguard-mode=off",
     )
     result.came_to(passed=3)
+
+
+def test_where_no_code_of_the_users_calls_the_task_is_named_itself(project):
+    result = project.run("""
+import asyncio, threading
+from concurrent.futures import ThreadPoolExecutor
+from tasks import anaive, naive
+def test_pool():
+    with ThreadPoolExecutor(2) as pool: list(pool.map(naive, ["x", "x"]))
+def test_thread():
+    for _ in range(2):
+        thread = threading.Thread(target=naive, args=("x",)); thread.start(); thread.join()
+def test_to_thread():
+    async def main(): await asyncio.gather(*(asyncio.to_thread(naive, "x") for _ in range(2)))
+    asyncio.run(main())
+def test_tasks():
+    async def main(): await asyncio.gather(*(asyncio.create_task(anaive("x")) for _ in range(2)))
+    asyncio.run(main())
+""")
+    result.came_to(failed=4)
+    place = r"called from {} \(naive is at tasks\.py:\d+\)\n"
+    for caller, times in (
+        (r"concurrent/futures/thread\.py:\d+ in run", 4),
+        (r"threading\.py:\d+ in run", 2),
+    ):
+        assert len(re.findall(place.format(caller), result.out)) == times, result
+    assert len(re.findall(r"called from test_it\.py:\d+ in ", result.out)) == 2, result
 
 
 NATIVE = """
