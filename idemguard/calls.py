@@ -378,6 +378,8 @@ class Job:
             beat.stop()
         stopped, execution.ended = execution.ended, True
         execution.told_lost = None
+        if execution.copied:
+            return Ran(value, error, copied=True)
         if error is None and self.usage is not None:
             self._read_usage(execution, value if seen is None else seen)
         elif error is None:
@@ -471,9 +473,10 @@ class Job:
             self.task_type,
             ask.address.fingerprint,
         )
-        seen.end(reply, hold=hold and reply.error is None)
-        if watch.on():
-            watch.told(ask, reply)
+        if not reply.copied:
+            seen.end(reply, hold=hold and reply.error is None)
+            if watch.on():
+                watch.told(ask, reply)
         context.tell(came_to)
         return came_to
 

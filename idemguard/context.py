@@ -66,6 +66,7 @@ class Current:
         "_confirm",
         "_lost",
         "_meter",
+        "_pid",
         "_recorded",
         "claim",
         "ended",
@@ -93,6 +94,7 @@ class Current:
         self._meter = Meter(price, CURRENCY)
         self._recorded: deque[object] = deque(maxlen=RECORDED)
         self._confirm = confirm
+        self._pid = os.getpid()
         self.told_lost: Callable[[], None] | None = None
         self.started = time.monotonic()
         self.renewed = asked  # a lease is counted from when it was asked for
@@ -127,6 +129,11 @@ class Current:
     @property
     def cause(self) -> Cause:
         return self.claim.cause
+
+    @property
+    def copied(self) -> bool:
+        """Whether this is a forked child of the process that executes, and holds the claim."""
+        return os.getpid() != self._pid
 
     @property
     def lost(self) -> bool:

@@ -6,6 +6,7 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import time
 from collections.abc import Awaitable, Callable, Generator
@@ -39,12 +40,14 @@ class Later(Protocol):
 class Net:
     """What is left to tell when a flow is torn down at a moment that it could not foresee.
 
-    Ctrl-C may hit between any two steps of Python; the claim must not outlive it.
+    Ctrl-C may hit between any two steps of Python; the claim must not outlive it. In a child that was
+    forked in the midst of it, there is nothing to tell: the claim is the parent's, where the flow goes on.
     """
 
-    __slots__ = ("asked", "claim", "ran")
+    __slots__ = ("asked", "claim", "pid", "ran")
 
     def __init__(self) -> None:
+        self.pid = os.getpid()
         self.asked = 0.0  # when the last Begin was sent, by the process's own clock
         self.claim: Claim | None = None  # held, as far as is known
         self.ran: Ran | None = None  # what its body came to
@@ -56,10 +59,14 @@ class Net:
         elif not isinstance(command, Begin):
             self.claim = None
 
+    def copied(self) -> bool:
+        """Whether this is a forked child of the process that the flow belongs to."""
+        return os.getpid() != self.pid
+
     def left(self) -> Command | None:
         """The command that gives back what is held, if anything is."""
         claim = self.claim
-        if claim is None:
+        if claim is None or self.copied():
             return None
         if self.ran is None:
             return Withdraw(claim.address, claim.nonce, claim.caller, "failed")
@@ -124,7 +131,10 @@ def drive(
                         net.asked = time.monotonic()
                         answer = store.perform(wish)  # type: ignore[arg-type]
                         net.note(wish, answer)  # type: ignore[arg-type]
-            except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
+            except BaseException as error:
+                if net.copied():
+                    flow.close()
+                    raise
                 wish = flow.throw(_spoken(error))
             else:
                 wish = flow.send(answer)
@@ -168,10 +178,10 @@ async def adrive(
                         if answer is None:
                             answer = await shielded(store.perform(wish))  # type: ignore[arg-type]
                         net.note(wish, answer)  # type: ignore[arg-type]
-            except GeneratorExit:
-                flow.close()
-                raise
-            except BaseException as error:  # noqa: BLE001 - what it means is decided in the flow
+            except BaseException as error:
+                if isinstance(error, GeneratorExit) or net.copied():
+                    flow.close()
+                    raise
                 wish = flow.throw(_spoken(error))
             else:
                 wish = flow.send(answer)

@@ -121,6 +121,7 @@ class Ran:
     error: BaseException | None = None
     spent: Spent = NOTHING
     took: int = 0  # ms
+    copied: bool = False  # in a forked child: the claim is its parent's, where it goes on
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +181,7 @@ class Reply:
     lost: bool = False
     conflict: bool = False
     trouble: StoreError | None = None  # what the store failed with while the call went on
+    copied: bool = False  # of a forked child: its parent tells what there is to be told
 
 
 class Refused(Exception):  # noqa: N818 - carries an error to `call`, and never leaves it
@@ -377,6 +379,11 @@ def execute(
         source, status = "declined", Status.DECLINED
     elif claim.cause in (Cause.FALLBACK, Cause.UNGUARDED):
         source = str(claim.cause)
+    if ran.copied:
+        return Reply(
+            source, value=ran.value, error=ran.error, claim=claim, spent=ran.spent,
+            waited=entry.waited, copied=True,
+        )  # fmt: skip
     end: Complete | Release
     if status is Status.OK:
         value = encode(ran.value) if claim.holds else NOT_KEPT
