@@ -35,7 +35,7 @@ RIGHTS = (
     "~idemguard:*", "&idemguard:*", "-@all", "+eval", "+evalsha", "+time", "+get", "+set", "+del",
     "+exists", "+pttl", "+pexpire", "+persist", "+hget", "+hmget", "+hset", "+hdel", "+hkeys",
     "+hgetall", "+hincrby", "+zadd", "+zrem", "+zrange", "+zrangebyscore", "+zrangebylex",
-    "+zcount", "+zrank", "+zscan", "+sadd", "+smembers", "+publish", "+spublish", "+subscribe",
+    "+zscan", "+sadd", "+smembers", "+publish", "+spublish", "+subscribe",
     "+unsubscribe", "+ssubscribe", "+sunsubscribe", "+hello", "+client|setinfo", "+select",
     "+ping",
 )  # fmt: skip
