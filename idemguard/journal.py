@@ -43,6 +43,8 @@ _getpid, _time = os.getpid, time.time  # tests put others in their place
 ASKED = 4096  # calls that have not begun, whose place is remembered
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_POOLS = (f"multiprocessing{os.sep}pool.py", f"futures{os.sep}process.py")
+_POOLED = ("worker", "_process_worker")  # their loops
 _OWN = tuple(
     f"{Path(__file__).parent.parent / name}{os.sep}" for name in ("idemguard", "pytest_idemguard")
 )
@@ -295,6 +297,8 @@ def where(body: object = None) -> str:
         file = frame.f_code.co_filename
         if not file.startswith(_OWN):
             outside = outside or frame
+            if frame.f_code.co_name in _POOLED and file.endswith(_POOLS):
+                break  # what lies above made the pool, and not this call
             library = file.startswith((_LIBRARY, "<frozen"))
             if not library and not any(part in file for part in _INSTALLED):
                 return _place(frame)

@@ -149,9 +149,18 @@ def test_asked_for(idemguard_ledger):
 
 def test_where_no_code_of_the_users_calls_the_task_is_named_itself(project):
     result = project.run("""
-import asyncio, threading
-from concurrent.futures import ThreadPoolExecutor
+import asyncio, multiprocessing, threading
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+import pytest
 from tasks import anaive, naive
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_processes(method):
+    context = multiprocessing.get_context(method)
+    with context.Pool(2) as pool: pool.map(naive, ["x", "x"])
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_executor(method):
+    context = multiprocessing.get_context(method)
+    with ProcessPoolExecutor(2, context) as pool: list(pool.map(naive, ["x", "x"]))
 def test_pool():
     with ThreadPoolExecutor(2) as pool: list(pool.map(naive, ["x", "x"]))
 def test_thread():
@@ -164,11 +173,13 @@ def test_tasks():
     async def main(): await asyncio.gather(*(asyncio.create_task(anaive("x")) for _ in range(2)))
     asyncio.run(main())
 """)
-    result.came_to(failed=4)
+    result.came_to(failed=8)
     place = r"called from {} \(naive is at tasks\.py:\d+\)\n"
     for caller, times in (
         (r"concurrent/futures/thread\.py:\d+ in run", 4),
         (r"threading\.py:\d+ in run", 2),
+        (r"multiprocessing/pool\.py:\d+ in mapstar", 4),
+        (r"concurrent/futures/process\.py:\d+ in \S+", 4),
     ):
         assert len(re.findall(place.format(caller), result.out)) == times, result
     assert len(re.findall(r"called from test_it\.py:\d+ in ", result.out)) == 2, result
