@@ -183,11 +183,14 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """A marker that says what there is not is an error at collection."""
     report = yield
+    marked = "idemguard" in collector.keywords
     for item in report.result or ():
-        if isinstance(item, pytest.Item) and "idemguard" in item.keywords:
+        if (marked or item.own_markers) and isinstance(item, pytest.Item):
             for mark in item.iter_markers("idemguard"):
                 if (why := wrong(mark.args, mark.kwargs)) is not None:
                     report.outcome, report.result = "failed", []
