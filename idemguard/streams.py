@@ -26,7 +26,7 @@ from idemguard.errors import ConfigurationError, ResultUnavailableError, StoreEr
 from idemguard.guard import Entry, Ran
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Awaitable, Generator
     from types import FrameType
 
     from idemguard.codec import Codec
@@ -243,7 +243,10 @@ class _Run:
         with self.seen.inside(self._execution):
             if self._inner is None:
                 self._inner = self._body()
-            chunk = await anext(self._inner)
+                step = _first(self._inner)
+            else:
+                step = anext(self._inner)
+            chunk = await step
         self._stepping = False
         return chunk
 
@@ -448,6 +451,20 @@ async def astream(
         await run.aend()
     finally:
         run.leave()
+
+
+def _first(stream: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
+    """The first step of what is guarded; its loop is not told of it.
+
+    A loop that ends closes all streams that it knows, at once: this one must be closed by the one
+    around it, which then knows when that has come to its end.
+    """
+    told = sys.get_asyncgen_hooks().firstiter
+    sys.set_asyncgen_hooks(firstiter=None)
+    try:
+        return anext(stream)
+    finally:
+        sys.set_asyncgen_hooks(firstiter=told)
 
 
 def _track(outcome: Outcome[Any]) -> Track:

@@ -564,6 +564,37 @@ def test_an_async_stream_at_the_end_of_its_loop(guard, how):
     assert nobody_holds(guard, flow, "a")
 
 
+def test_the_end_of_its_loop_waits_until_its_body_has_come_to_its_end(guard):
+    """The loop closes all streams that it knows at once, in any order: eight, so that one would show it."""
+    seen, troubles = [], []
+
+    @guard.idempotent(task_type="flow")
+    async def flow(key):
+        try:
+            yield 1
+            yield 2
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            record_usage(input_tokens=5, output_tokens=0)
+            seen.append(current())
+
+    kept = [flow(str(key)) for key in range(8)]
+
+    async def main():
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: troubles.append(context)
+        )
+        for stream in kept:
+            await anext(stream)
+
+    asyncio.run(main())
+    assert troubles == []
+    assert [execution is not None for execution in seen] == [True] * 8
+    assert lines(guard) == [("failed", "first")] * 8
+    assert guard.ledger.totals()["input_tokens"] == 40
+
+
 # a loop that nobody wound up leaves the connections of its calls to the garbage collector
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore:loop is:ResourceWarning")
 def test_an_async_stream_that_outlives_its_loop(guard, until):
