@@ -39,7 +39,10 @@ TESTS = r"pytest-[0-9a-f]{10}-(?:[^%]*-(?:t\d+(?:\.\d+)?|f\d+|outside)|session|e
 PLACE = "namespace"  # the file of a session's folder that tells in which namespace all others lie
 ROOM = 128  # bytes of it; then comes a mark that somebody writes
 PARENTS = 6  # generations in which a watcher is looked for
-_getpid, _time = os.getpid, time.time  # tests put others in their place
+# tests put others in their places
+_getpid, _getppid, _time, _dumps = os.getpid, os.getppid, time.time, json.dumps
+_open, _read, _write, _seek, _close = os.open, os.read, os.write, os.lseek, os.close
+_random, _stat_of = os.urandom, os.fstat
 ASKED = 4096  # calls that have not begun, whose place is remembered
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -99,7 +102,7 @@ class Watch:
 
     def end(self) -> None:
         """Watch no longer; who watches is looked for anew at the next call."""
-        self._close()
+        self._leave_file()
         self.namespace = self._sink = self._folder = self._place = None
         self._known = self._on = False
 
@@ -110,7 +113,7 @@ class Watch:
     def within(self) -> str | None:
         """The namespace of this process, also where nothing can be told any more; or None."""
         self.on()
-        if self._place is not None and (told := _read(self._place)) is not None:
+        if self._place is not None and (told := _told(self._place)) is not None:
             self.namespace = told.strip() or None
         return self.namespace
 
@@ -120,7 +123,7 @@ class Watch:
             folder, namespace = os.environ.get(JOURNAL), os.environ.get(OVERRIDE)
             if folder is None:
                 folder = _told_by_parents()
-            told = _read(f"{folder}{os.sep}{PLACE}") if folder else None
+            told = _told(f"{folder}{os.sep}{PLACE}") if folder else None
             # a namespace that the session did not give is meant for this process alone
             own = namespace and told and told.strip() and session(namespace) != session(told)
             follow = told is not None and not own
@@ -198,31 +201,31 @@ class Watch:
         if self._sink is not None:
             self._sink(event)
         if self._folder is not None:
-            self._write(event)
+            self._put(event)
 
-    def _write(self, event: Event) -> None:
-        line = json.dumps(event, separators=(",", ":"), default=str) + "\n"
+    def _put(self, event: Event) -> None:
+        line = _dumps(event, separators=(",", ":"), default=str) + "\n"
         try:
             if self._file is None:
-                self._open()
+                self._begin_file()
             assert self._file is not None
-            os.write(self._file, line.encode())  # at once: what is killed can flush nothing
+            _write(self._file, line.encode())  # at once: what is killed can flush nothing
         except OSError:
             self._folder = None  # the session is over, and its folder gone
             self._on = self._sink is not None
 
-    def _open(self) -> None:
+    def _begin_file(self) -> None:
         with self._lock:
             if self._file is None:
-                name = f"{self._folder}/{_getpid()}-{os.urandom(4).hex()}.jsonl"
+                name = f"{self._folder}/{_getpid()}-{_random(4).hex()}.jsonl"
                 flags = os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY
-                self._file = os.open(name, flags, 0o600)
+                self._file = _open(name, flags, 0o600)
                 _mark(f"{self._folder}{os.sep}{PLACE}")
 
-    def _close(self) -> None:
+    def _leave_file(self) -> None:
         if self._file is not None:
             with suppress(OSError):
-                os.close(self._file)
+                _close(self._file)
             self._file = None
 
 
@@ -249,29 +252,29 @@ def of_tests(namespace: str) -> bool:
     return re.fullmatch(TESTS, namespace) is not None
 
 
-def _read(path: str) -> str | None:
+def _told(path: str) -> str | None:
     """What stands in a small file, or None: read at each call of a child."""
     try:
-        file = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        file = _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return None
     try:
-        return os.read(file, ROOM).decode(errors="replace")
+        return _read(file, ROOM).decode(errors="replace")
     except OSError:
         return None
     finally:
-        os.close(file)
+        _close(file)
 
 
 def _mark(path: str) -> None:
     """Tell the session that there is a journal more; it looks for them no more often."""
     with suppress(OSError):
-        file = os.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        file = _open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
         try:
-            os.lseek(file, ROOM, os.SEEK_SET)
-            os.write(file, b"1")
+            _seek(file, ROOM, os.SEEK_SET)
+            _write(file, b"1")
         finally:
-            os.close(file)
+            _close(file)
 
 
 def _call(nonce: str) -> str:
@@ -323,7 +326,7 @@ def _told_by_parents() -> str | None:
     """A session's folder, from a living parent of the same user that watches."""
     if not hasattr(os, "getppid") or not hasattr(os, "geteuid"):
         return None
-    pid = os.getppid()
+    pid = _getppid()
     for _ in range(PARENTS):
         if pid <= 1:
             break
@@ -342,21 +345,21 @@ def pointer(path: str) -> tuple[bytes, bool] | None:
     import fcntl  # noqa: PLC0415 - not on every platform
 
     try:
-        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = _open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        found = os.fstat(file)
+        found = _stat_of(file)
         ours = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
         if not ours or not stat.S_ISREG(found.st_mode):
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:  # held by who wrote it
-            return os.read(file, 4096), True
-        return os.read(file, 4096), False
+            return _read(file, 4096), True
+        return _read(file, 4096), False
     finally:
-        os.close(file)
+        _close(file)
 
 
 def _parent_of(pid: int) -> int:

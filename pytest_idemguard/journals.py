@@ -5,8 +5,8 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
+import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_idemguard.place import NOTHING, ROOM
@@ -14,7 +14,9 @@ from pytest_idemguard.place import NOTHING, ROOM
 if TYPE_CHECKING:
     from pytest_idemguard.place import Place
 
-_getpid = os.getpid  # tests put another in its place
+# tests put others in their places
+_getpid, _kill, _listdir, _loads = os.getpid, os.kill, os.listdir, json.loads
+_open, _read, _seek, _close = os.open, os.read, os.lseek, os.close
 
 
 class Journals:
@@ -46,7 +48,7 @@ class Journals:
         for name, place in list(self._read.items()):
             dead = not alive(int(name.partition("-")[0]))  # looked at first: then all is written
             try:
-                data = Path(self.folder, name).read_bytes()[place:]
+                data = _bytes(f"{self.folder}{os.sep}{name}", place)
             except OSError:
                 data = b""
             whole = data[: data.rfind(b"\n") + 1]
@@ -61,7 +63,7 @@ class Journals:
         if self._place is not None:
             self._place.unmark()  # before it is looked: who comes in between marks it anew
         try:
-            names = os.listdir(self.folder)  # noqa: PTH208 - names are all that is wanted
+            names = _listdir(self.folder)
         except OSError:
             return
         mine = None if self._place is None else f"{_getpid()}-"
@@ -72,13 +74,25 @@ class Journals:
                 self._read[name] = 0
 
 
-def _parsed(lines: bytes) -> list[dict[str, Any]]:
-    import json
+def _bytes(path: str, start: int) -> bytes:
+    """What stands in a file from there on."""
+    file = _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        if start:
+            _seek(file, start, os.SEEK_SET)
+        found = []
+        while data := _read(file, 1 << 20):
+            found.append(data)
+        return b"".join(found)
+    finally:
+        _close(file)
 
+
+def _parsed(lines: bytes) -> list[dict[str, Any]]:
     found = []
     for line in lines.splitlines():
         try:
-            found.append(json.loads(line))
+            found.append(_loads(line))
         except ValueError:
             continue  # the disk was full
     return found
@@ -94,12 +108,13 @@ def alive(pid: int) -> bool:
     if pid == _getpid() or os.name == "nt":  # there, asking a process would end it
         return True
     try:
-        os.kill(pid, 0)
+        _kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:
         pass  # it is somebody else's
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        told = _bytes(f"/proc/{pid}/stat", 0)
+        return told.rpartition(b")")[2].split()[0] not in b"ZX"
     except (OSError, IndexError):
         return True

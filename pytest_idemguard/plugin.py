@@ -188,15 +188,24 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """A marker that says what there is not is an error at collection."""
     report = yield
-    marked = "idemguard" in collector.keywords
+    above = is_marked(collector)
     for item in report.result or ():
-        if (marked or item.own_markers) and isinstance(item, pytest.Item):
+        if (above or item.own_markers) and isinstance(item, pytest.Item):
             for mark in item.iter_markers("idemguard"):
                 if (why := wrong(mark.args, mark.kwargs)) is not None:
                     report.outcome, report.result = "failed", []
                     report.longrepr = f"{item.nodeid}: {why}"
                     return report
     return report
+
+
+def is_marked(node: Any) -> bool:
+    """Whether a test, or what it is in, has any marker; `keywords` may know less than the markers."""
+    while node is not None:
+        if node.own_markers:
+            return True
+        node = node.parent
+    return False
 
 
 def rules_of(node: pytest.Item | pytest.Collector, base: Rules) -> Rules:
@@ -206,9 +215,9 @@ def rules_of(node: pytest.Item | pytest.Collector, base: Rules) -> Rules:
         pytest.UsageError: one of its markers says what there is not.
 
     """
-    if "idemguard" not in node.keywords:
-        return base
     marks = list(node.iter_markers("idemguard"))
+    if not marks:
+        return base
     for mark in marks:
         if (why := wrong(mark.args, mark.kwargs)) is not None:
             raise pytest.UsageError(f"{node.nodeid}: {why}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_idemguard.plugin import DuplicateRunWarning, rules_of
+from pytest_idemguard.plugin import DuplicateRunWarning, is_marked, rules_of
 from pytest_idemguard.spaces import Attempt, Spaces
 
 if TYPE_CHECKING:
@@ -68,8 +68,6 @@ class Session(Spaces):
         self.verdict: Any = None
         # what the present attempt was told of wider fixtures
         self.given: list[tuple[Wide, Any]] = []
-        self._parent: Any = None  # of the test before
-        self._marked = False  # and whether it has markers of ours
         self._active = False
 
     # --- one test ----------------------------------------------------------------------------------
@@ -87,7 +85,7 @@ class Session(Spaces):
             self._take_back(item)
         self.begun.append(item)
         base, why = self.base, None
-        if item.own_markers or self._is_marked(item.parent):
+        if is_marked(item):
             try:
                 base = rules_of(item, base)
             except pytest.UsageError as error:
@@ -99,15 +97,6 @@ class Session(Spaces):
         self.enter(space)
         if why is not None:
             pytest.fail(why, pytrace=False)
-
-    def _is_marked(self, parent: Any) -> bool:
-        """Whether there is something to be read of a class, a module, or what these are in."""
-        if parent is not self._parent:
-            self._parent, self._marked = (
-                parent,
-                parent is not None and "idemguard" in parent.keywords,
-            )
-        return self._marked
 
     def _take_back(self, item: pytest.Item) -> None:
         """An attempt that does not count has told nobody of wider fixtures."""
@@ -153,7 +142,13 @@ class Session(Spaces):
         skips = (pytest.skip.Exception, pytest.xfail.Exception)
         skipped = call is not None and isinstance(call.excinfo.value, skips)
         excused = attempt.item.get_closest_marker("xfail") is not None
-        return judged(self, attempt, wide=not skipped and not excused)
+        try:
+            return judged(self, attempt, wide=not skipped and not excused)
+        except pytest.UsageError as error:  # a marker that came while it ran
+            if call is None:
+                raise Failure(str(error)) from None
+            attempt.item.add_report_section(call.when, "idemguard", str(error))
+            return []
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_call(self, item: pytest.Item) -> None:

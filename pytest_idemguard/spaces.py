@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"  # as idemguard.journal has them
 JOURNAL = "IDEMGUARD_JOURNAL"
-_getpid = os.getpid  # tests put another in its place
+# tests put others in their places
+_getpid, _open, _write, _close, _dumps = os.getpid, os.open, os.write, os.close, json.dumps
+_APPEND = os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
 FOLDER = "idemguard-"  # before the name of a run's folder
 
 
@@ -100,13 +103,15 @@ class Spaces:
     def __init__(
         self, worker: str, shared: dict[str, str] | None, *, is_worker: bool, outside: bool = True
     ) -> None:
-        self.worker, self.is_worker, self._outside = folder_of(worker), is_worker, outside
+        self.worker, self.is_worker = folder_of(worker), is_worker
         if shared is not None and Path(shared["folder"]).is_dir():
-            self.folder, self._owned = shared["folder"], False
+            self.folder, self._owned = shared["folder"], None
         else:  # of this run, or on another machine
-            self.folder, self._owned = tempfile.mkdtemp(prefix=FOLDER), True
+            self._owned = Path(tempfile.gettempdir())  # tests may put another in its place
+            self.folder = tempfile.mkdtemp(prefix=FOLDER, dir=self._owned)
         self.uid: str = os.urandom(5).hex() if shared is None else shared["uid"]
         self.prefix = f"pytest-{self.uid}-"
+        self._outer = f"{self.prefix}{self.worker}-outside" if outside else None
         self._mine = f"{self.folder}/{self.worker}"
         self._tests = f"{self.prefix}{self.worker}-t"  # before a test's number
         Path(self._mine).mkdir()
@@ -119,7 +124,8 @@ class Spaces:
         self.news: list[Wide] = []
         self.late: list[dict[str, Any]] = []
         self.seen = False
-        self._pid, self._watch = _getpid(), None
+        self._pid = _getpid()
+        self._watches: list[Any] = []  # one, but where idemguard was imported anew
         self._before = {name: os.environ.get(name) for name in (OVERRIDE, JOURNAL)}
         self._pointer = self._point()
         self.space: str | None = None
@@ -132,7 +138,7 @@ class Spaces:
         watch = getattr(sys.modules.get("idemguard.journal"), "watch", None)
         if watch is not None:
             self.join(watch)
-        self.enter(f"{self.prefix}{self.worker}-outside" if self._outside else None)
+        self.enter(self._outer)
 
     def _tell_children(self, folder: str) -> None:
         """Name a folder to them that holds what they write, and the present namespace."""
@@ -150,8 +156,8 @@ class Spaces:
         folder = f"{self._mine}/{self._pid}"  # its own children follow it, and not its parent
         Path(folder).mkdir()
         self._tell_children(folder)
-        if self._watch is not None:
-            self.join(self._watch)
+        for watch in list(self._watches):
+            self.join(watch)
 
     def is_fork(self) -> bool:
         """Whether this is a forked child of the process that it was made in."""
@@ -166,7 +172,8 @@ class Spaces:
         if self.is_fork():
             watch.begin(None, self._mine, self.space, follow=True)
             return True
-        self._watch = watch
+        if watch not in self._watches:
+            self._watches.append(watch)
         if self.space is not None:
             os.environ[OVERRIDE] = self.space
         # what a worker saw must outlive its crash
@@ -183,9 +190,14 @@ class Spaces:
             # for children that cannot read what the place tells; where this process has no guarded
             # functions, that they are of this session is enough
             os.environ[OVERRIDE] = space
-        if self._watch is not None:
-            self._watch.namespace = space
+        for watch in self._watches:
+            watch.namespace = space
         return before
+
+    def leave(self) -> None:
+        """What hooks do between two tests is no test's."""
+        if self._watches:
+            self.enter(self._outer)
 
     def _point(self) -> int | None:
         """A file by which children find this session whose environment was emptied."""
@@ -221,12 +233,12 @@ class Spaces:
             with suppress(OSError):
                 path.unlink()
             if not told[1] and not told[0].startswith(mine):
-                _remove(Path(os.fsdecode(told[0])).parent)
+                _remove(Path(os.fsdecode(told[0])).parent, Path(tempfile.gettempdir()))
 
     def close(self) -> None:
         """Watch no longer, and remove what was written."""
-        if self._watch is not None:
-            self._watch.end()
+        for watch in self._watches:
+            watch.end()
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -240,8 +252,8 @@ class Spaces:
             with suppress(OSError):
                 Path(self._path).unlink()
         self._place.close()
-        if self._owned:
-            _remove(Path(self.folder))
+        if self._owned is not None:
+            _remove(Path(self.folder), self._owned)
 
     # --- what happens ------------------------------------------------------------------------------
 
@@ -267,10 +279,12 @@ class Spaces:
         """Should this worker crash, the controller has to know whose namespaces these are."""
         line = {"kind": "test", "ns": attempt.spaces[0], "nodeid": attempt.item.nodeid,
                 "attempt": self.number(), "at": at, "rules": attempt.rules._asdict()}  # fmt: skip
-        import json
-
-        with suppress(OSError), Path(self._mine, f"{self._pid}-tests.jsonl").open("a") as file:
-            file.write(json.dumps(line, default=str) + "\n")
+        with suppress(OSError):
+            file = _open(f"{self._mine}/{self._pid}-tests.jsonl", _APPEND, 0o600)
+            try:
+                _write(file, _dumps(line, default=str).encode() + b"\n")
+            finally:
+                _close(file)
 
     def adopt(self, events: list[dict[str, Any]]) -> None:
         """What happened in this process before there was a session."""
@@ -295,6 +309,8 @@ class Spaces:
         """The test that a namespace is of, which attempt at it, and whether that is the last."""
         number = space.removeprefix(self._tests).partition(".")[0]
         if not space.startswith(self._tests) or not number.isdecimal():
+            return None
+        if int(number) >= len(self.begun):  # somebody has made it up
             return None
         nodeid, times = self.begun[int(number)].nodeid, self.number(int(number))
         return nodeid, times, times == self._times[nodeid]
@@ -345,9 +361,9 @@ def folder_of(worker: str) -> str:
     return worker if worker.isalnum() else re.sub(r"[^\w.-]", "_", worker)
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Path, parent: Path) -> None:
     """Remove a run's folder; nothing else is."""
     import shutil
 
-    if folder.name.startswith(FOLDER) and folder.parent == Path(tempfile.gettempdir()):
+    if folder.name.startswith(FOLDER) and folder.parent == parent:
         shutil.rmtree(folder, ignore_errors=True)

@@ -28,6 +28,12 @@ class Active:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self) -> Generator[None, object, object]:
+        """Before others' hooks around a test do anything."""
+        self._session.leave()
+        return (yield)
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """A test is over, here or in a worker."""
         if self._session.is_worker:

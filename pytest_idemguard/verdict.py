@@ -68,8 +68,7 @@ class Verdict:
         for record in self.tests:
             self._take(record)
         events = [*leftovers(session), *session.left]
-        for name in missing:
-            events += self._crashed(name)
+        events += self._crashed(missing)
         self._rest(events)
         self.session = [self._plain(one) for one in self._findings()]
         self.session += self._over_budget()
@@ -82,28 +81,50 @@ class Verdict:
             run.test = record["nodeid"]
             self._book.runs.setdefault(run.id, run)
 
-    def _crashed(self, worker: str) -> list[dict[str, Any]]:
-        """What a worker that crashed had written down; tests that it had not told get a record."""
-        events = Journals(f"{self._of.folder}/{folder_of(worker)}", None).news()
-        names = sorted((one for one in events if one["kind"] == "test"), key=lambda one: one["at"])
-        events = [one for one in events if one["kind"] != "test"]
-        by_test: dict[str, list[dict[str, Any]]] = defaultdict(list)
-        asked = {one["nodeid"]: from_asked(one["rules"]) for one in names}
+    def _crashed(self, workers: list[str]) -> list[dict[str, Any]]:
+        """What workers that crashed had written down; tests that they had not told get a record."""
+        written = {
+            one: Journals(f"{self._of.folder}/{folder_of(one)}", None).news() for one in workers
+        }
+        names: dict[str, list[dict[str, Any]]] = {
+            worker: sorted(
+                (one for one in events if one["kind"] == "test"), key=lambda one: one["at"]
+            )
+            for worker, events in written.items()
+        }
+        last: dict[str, tuple[float, str]] = {}  # a test that crashes one may be tried in another
+        for worker, tests in names.items():
+            for one in tests:
+                last[one["nodeid"]] = max(last.get(one["nodeid"], (0.0, "")), (one["at"], worker))
         rest = []
-        for event in events:
-            if (nodeid := _test_of(event, names)) is None:
-                rest.append(event)
-            elif nodeid not in self._of.records:
-                by_test[nodeid].append(event)
-        for nodeid, own in by_test.items():
-            book, rules = Book(own), asked[nodeid]
-            found = all_findings(book, rules, None)
-            number = max(one["attempt"] for one in names if one["nodeid"] == nodeid)
-            record = plain_record(nodeid, number, worker, rules, book, found, self._root)
-            record["incomplete"] = True
-            self.tests.append(record)
-            self._take(record)
+        for worker, events in written.items():
+            by_test: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            for event in events:
+                if event["kind"] == "test":
+                    continue
+                if (nodeid := _test_of(event, names[worker])) is None:
+                    rest.append(event)
+                elif nodeid not in self._of.records and last[nodeid][1] == worker:
+                    by_test[nodeid].append(event)
+            for nodeid, own in by_test.items():
+                self._record(nodeid, worker, own, names[worker])
         return rest
+
+    def _record(
+        self,
+        nodeid: str,
+        worker: str,
+        events: list[dict[str, Any]],
+        names: list[dict[str, Any]],
+    ) -> None:
+        attempts = [one for one in names if one["nodeid"] == nodeid]
+        book, rules = Book(events), from_asked(attempts[-1]["rules"])
+        found = all_findings(book, rules, None)
+        number = max(one["attempt"] for one in attempts)
+        record = plain_record(nodeid, number, worker, rules, book, found, self._root)
+        record["incomplete"] = True
+        self.tests.append(record)
+        self._take(record)
 
     def _rest(self, events: list[dict[str, Any]]) -> None:
         last = {record["nodeid"]: record["attempt"] for record in self.tests}

@@ -507,6 +507,23 @@ def test_b(): naive("b")
     assert not [one for one in left if str(project.folder) in one.read_text()]
 
 
+def test_a_test_that_crashes_at_every_attempt_is_told_once(project):
+    result = project.run(
+        """
+import os
+from tasks import naive
+def test_crash(): naive("x"); naive("x"); os._exit(3)
+def test_other(): naive("x")
+""",
+        "-n1", "--reruns=1", "--idemguard-json=report.json", plugins=["xdist", "rerunfailures"],
+    )  # fmt: skip
+    assert result.ret == 1
+    assert result.report["incomplete"] == ["worker gw0 crashed", "worker gw1 crashed"]
+    told = [test["nodeid"] for test in result.report["tests"]]
+    assert sorted(told) == ["test_it.py::test_crash", "test_it.py::test_other"]
+    assert result.report["totals"]["duplicates"] == 1
+
+
 def test_a_crashed_workers_tests_are_held_to_their_markers(project):
     result = project.run(
         """
