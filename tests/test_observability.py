@@ -36,6 +36,7 @@ from idemguard.windows import OUTCOMES
 FOLDER = Path(__file__).parents[1] / "examples" / "observability"
 RULES = yaml.safe_load((FOLDER / "idemguard-rules.yml").read_text())
 TESTS = sorted(FOLDER.glob("*.test.yml"))
+PAGE = (FOLDER / "README.md").read_text()
 DASHBOARD = json.loads((FOLDER / "grafana" / "dashboards" / "idemguard.json").read_text())
 COMPOSE = yaml.safe_load((FOLDER / "compose.yaml").read_text())
 COLLECTOR = yaml.safe_load((FOLDER / "otel-collector.yml").read_text())
@@ -362,7 +363,10 @@ def test_the_dashboard_is_whole():
 
 
 def test_the_limits_on_the_dashboard_are_those_of_the_alerts():
-    limits = {alert["alert"]: float(alert["expr"].split("> ")[1].split()[0]) for alert in ALERTS}
+    limits = {}
+    for alert in ALERTS:  # each of its windows has the same
+        (limit,) = set(re.findall(r"> (\S+)", alert["expr"]))
+        limits[alert["alert"]] = float(limit)
     drawn = {
         query.split("{")[0]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"][-1]["value"]
         for panel in DASHBOARD["panels"]
@@ -370,15 +374,13 @@ def test_the_limits_on_the_dashboard_are_those_of_the_alerts():
         if panel["type"] == "timeseries"
     }
     assert (
-        drawn["idemguard:duplication_rate:ratio15m"]
+        drawn["idemguard:duplication_rate:ratio5m"]
         == limits["IdemguardDuplicationRateHigh"]
         == 0.03
     )
+    assert drawn["idemguard:fallback_share:ratio5m"] == limits["IdemguardFallbackShareHigh"] == 0.05
     assert (
-        drawn["idemguard:fallback_share:ratio15m"] == limits["IdemguardFallbackShareHigh"] == 0.05
-    )
-    assert (
-        drawn["idemguard:input_tokens_growth:ratio1h"] == limits["IdemguardInputTokensHigh"] == 1.5
+        drawn["idemguard:input_tokens_growth:ratio15m"] == limits["IdemguardInputTokensHigh"] == 1.5
     )
 
 
@@ -436,10 +438,15 @@ def test_each_service_finds_the_others():
 # --- promtool --------------------------------------------------------------------------------------------
 
 
-def promtool(*args):
+def promtool(*args, cwd=None):
     program = need("promtool", how="install Debian's package prometheus")
     done = subprocess.run(
-        [program, *map(str, args)], capture_output=True, text=True, check=False, timeout=120
+        [program, *map(str, args)],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr
@@ -472,10 +479,225 @@ def test_promtool_sees_a_limit_that_is_changed(tmp_path):
         promtool("test", "rules", tmp_path / "idemguard-rules.test.yml")
 
 
-def short_lived():
-    """A rules test: every 30 s a worker that finds a leader twice; of 15 workers, one falls back once."""
+# --- what lasts, and what is over ------------------------------------------------------------------------
+
+HOUR_AND_A_HALF = 90 * 60
+FALLS = 30 * 60  # s after which what is looked for begins
+SILENT = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """What workers count, and between which minutes it first fires; `SILENT`: at no time.
+
+    Attributes:
+        usual: a minute, of what is no duplicate and no fallback.
+        more: a minute, of what is one.
+        lasts: minutes of it; None: to the end.
+        usual_lasts: minutes of the usual, from the same moment on; None: always.
+        restarts: the minute at which the worker's counters begin anew.
+        leaves: the minute after which the worker that has `more` is gone; the usual is another's.
+
+    """
+
+    name: str
+    usual: float
+    more: float
+    lasts: float | None = None
+    fires: tuple[int, int] | None = SILENT
+    usual_lasts: float | None = None
+    restarts: int | None = None
+    leaves: int | None = None
+
+    def counted(self, minute, lasts, second):
+        """How many there were by a second."""
+        there = max(0, second - FALLS)
+        return int(minute * (there if lasts is None else min(there, 60 * lasts)) / 60)
+
+    def series(self, every, missed):
+        """The scrapes of the usual and of more."""
+        usual, more = [], []
+        for second in range(0, HOUR_AND_A_HALF + 1, every):
+            if self.usual_lasts is None:
+                common = int(self.usual * second / 60)
+            else:
+                common = self.counted(self.usual, self.usual_lasts, second)
+            usual.append(common)
+            more.append(self.counted(self.more, self.lasts, second))
+        if self.restarts is not None:
+            at = self.restarts * 60 // every
+            for values in (usual, more):
+                values[at:] = [value - values[at] for value in values[at:]]
+        usual, more = list(map(str, usual)), list(map(str, more))
+        if missed:
+            for number in range(7, len(usual), 8):
+                usual[number] = more[number] = "_"
+        if self.leaves is not None:
+            gone = self.leaves * 60 // every + 1
+            more[gone:] = ["stale"] + ["_"] * (len(more) - gone - 1)
+        return " ".join(usual), " ".join(more)
+
+
+def lasting(limit):
+    """What lasts and what does not; `limit` in percent."""
+    over = limit + 0.5
+    return [
+        Told("weak for ten minutes", 2000, 160, lasts=10),
+        Told("strong for two minutes", 100, 100, lasts=2),
+        Told("strong for ten minutes", 100, 100, lasts=10),
+        Told("strong for ten minutes, and a restart", 100, 100, lasts=10, restarts=33),
+        Told("for 75 seconds alone", 100, 100, lasts=1.25, usual_lasts=1.25),
+        Told("a worker that leaves", 2000, 160, leaves=40),
+        Told("exactly the limit", 20 * (100 - limit), 20 * limit),
+        Told("exactly the limit, and a restart", 20 * (100 - limit), 20 * limit, restarts=45),
+        Told("steady", 20 * (100 - over), 20 * over, fires=(45, 50)),
+        Told("steady, and a restart", 20 * (100 - over), 20 * over, fires=(45, 51), restarts=41),
+        Told("steady from the start", 20 * (100 - over), 20 * over, fires=(45, 47), usual_lasts=60),
+        Told("strong and steady", 100, 100, fires=(45, 47)),
+        Told("strong for a quarter of an hour", 100, 100, lasts=15.5, fires=(45, 47)),
+    ]
+
+
+WHERE = 'job="workers",instance='
+KINDS = {
+    "IdemguardDuplicationRateHigh": (
+        3,
+        'idemguard_executions_total{idemguard_cause="first",',
+        (
+            'idemguard_executions_total{idemguard_cause="observed",',
+            'idemguard_duplicates_total{idemguard_cause="observed",',
+        ),
+    ),
+    "IdemguardFallbackShareHigh": (
+        5,
+        "idemguard_claims_found_total{",
+        (
+            "idemguard_claims_found_total{",
+            'idemguard_calls_total{idemguard_outcome="fallback",',
+        ),
+    ),
+}
+
+
+def lasting_test(alert, every, *, missed):
+    """A rules test of an alert: every case is a task type."""
+    limit, of_usual, of_more = KINDS[alert]
+    series, asked = [], []
+    for case in lasting(limit):
+        usual, more = case.series(every, missed)
+        kind = f'idemguard_task_type="{case.name}"'
+        series.append({"series": f'{of_usual}{kind},{WHERE}"a"}}', "values": usual})
+        series.extend({"series": f'{name}{kind},{WHERE}"b"}}', "values": more} for name in of_more)
+        fired = f'count_over_time(ALERTS{{alertstate="firing", {kind}}}[2h]) > bool 0'
+        labels = f'{{alertname="{alert}", alertstate="firing", {kind}, severity="SEVERITY"}}'
+        (severity,) = (one["labels"]["severity"] for one in ALERTS if one["alert"] == alert)
+        there = [{"labels": labels.replace("SEVERITY", severity), "value": 1}]
+        before, by = case.fires or (90, None)
+        asked.append(
+            {"expr": fired, "eval_time": f"{before - (by is not None)}m", "exp_samples": []}
+        )
+        if by is not None:
+            asked.append({"expr": fired, "eval_time": f"{by}m", "exp_samples": there})
+    return {"interval": f"{every}s", "input_series": series, "promql_expr_test": asked}
+
+
+def rules_test(folder, *tests):
+    """A file of rules tests, beside the rules."""
+    rules, path = folder / "idemguard-rules.yml", folder / "made.test.yml"
+    if not rules.exists():
+        shutil.copy(FOLDER / rules.name, rules)
+    text = {"rule_files": [rules.name], "evaluation_interval": "1m", "tests": list(tests)}
+    path.write_text(yaml.safe_dump(text, sort_keys=False))
+    return path
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize(
+    ("every", "missed"),
+    [(15, False), (30, True), (60, False), (60, True)],
+    ids=["15 s", "30 s, one missed", "60 s", "60 s, one missed"],
+)
+@pytest.mark.parametrize("alert", KINDS)
+def test_what_lasts_a_quarter_of_an_hour_fires_and_no_burst_does(
+    alert, every, missed, tmp_path, scrape
+):
+    test = lasting_test(alert, every, missed=missed)
+    check_series(test, scrape)
+    assert "SUCCESS" in promtool("test", "rules", rules_test(tmp_path, test))
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        (r"for: 5m", "for: 0m", "strong for ten minutes"),
+        (r"ratio5m(?: offset \d+m)?, (?=.*>)", "ratio15m, ", "strong for two minutes"),
+        (r" +and round\(.* offset 10m, .*\n", "", "strong for ten minutes"),
+    ],
+)
+def test_rules_to_which_a_burst_looks_like_a_quarter_of_an_hour_are_found(old, new, why, tmp_path):
+    text = (FOLDER / "idemguard-rules.yml").read_text()
+    other, changes = re.subn(old, new, text)
+    assert changes
+    (tmp_path / "idemguard-rules.yml").write_text(other)
+    test = lasting_test("IdemguardDuplicationRateHigh", 15, missed=False)
+    with pytest.raises(AssertionError, match=f"idemguard_task_type=.{{0,2}}{why}.* time: 1h30m"):
+        promtool("test", "rules", rules_test(tmp_path, test))
+
+
+@pytest.mark.promtool
+def test_an_hour_that_a_burst_has_raised_is_found(tmp_path):
+    text = (FOLDER / "idemguard-rules.yml").read_text()
+    other, changes = re.subn(r"growth:ratio15m(?: offset \d+m)?, (?=.*>)", "growth:ratio1h, ", text)
+    assert changes == 4
+    (tmp_path / "idemguard-rules.yml").write_text(other)
+    shutil.copy(FOLDER / "idemguard-rules.week.test.yml", tmp_path)
+    with pytest.raises(AssertionError, match=r"got: .*IdemguardInputTokensHigh.*five"):
+        promtool("test", "rules", tmp_path / "idemguard-rules.week.test.yml")
+
+
+@pytest.mark.promtool
+def test_the_duplicates_of_observe_mode_can_be_left_out_as_the_page_says(tmp_path, scrape):
+    (matcher,) = re.findall(r"`idemguard_duplicates_total(\{.*?\})`", PAGE)
+    text = (FOLDER / "idemguard-rules.yml").read_text()
+    assert text.count("idemguard_duplicates_total[") == 2
+    (tmp_path / "idemguard-rules.yml").write_text(
+        text.replace("idemguard_duplicates_total[", f"idemguard_duplicates_total{matcher}[")
+    )
     series = []
-    for number in range(120):
+    for cause, kind in (("observed", "observing"), ("first", "guarded"), ("lost", "guarded")):
+        labels = f'idemguard_task_type="{kind}",idemguard_cause="{cause}",{WHERE}"a"'
+        series.append({"series": f"idemguard_executions_total{{{labels}}}", "values": "0+10x60"})
+        if cause != "first":
+            series.append(
+                {"series": f"idemguard_duplicates_total{{{labels}}}", "values": "0+10x60"}
+            )
+    asked = {
+        "expr": 'count by (idemguard_task_type) (ALERTS{alertstate="firing"})',
+        "eval_time": "40m",
+        "exp_samples": [{"labels": '{idemguard_task_type="guarded"}', "value": 1}],
+    }
+    test = {"interval": "1m", "input_series": series, "promql_expr_test": [asked]}
+    check_series(test, scrape)
+    assert "SUCCESS" in promtool("test", "rules", rules_test(tmp_path, test))
+
+
+@pytest.mark.promtool
+def test_the_commands_on_the_page_run_from_the_root():
+    root = FOLDER.parents[1]
+    lines = [shlex.split(line) for line in re.findall(r"(?m)^\$ (.*)$", PAGE)]
+    checks, tests = (words[1:] for words in lines if words[0] == "promtool")
+    assert "SUCCESS" in promtool(*checks, cwd=root)
+    assert tests[:2] == ["test", "rules"]
+    assert [root / path for path in tests[2:]] == TESTS
+    (composed,) = (words for words in lines if words[0] == "docker")
+    assert (root / composed[composed.index("-f") + 1]).samefile(FOLDER / "compose.yaml")
+
+
+def short_lived():
+    """A rules test: every 10 s a worker that finds a leader twice; of 15 workers, one falls back once."""
+    series = []
+    for number in range(360):
         fell = number % 15 == 0
         labels = f'idemguard_task_type="summarise",job="workers",instance="{number}"'
         for name, values in (
@@ -499,7 +721,7 @@ def short_lived():
         return {"expr": query, "eval_time": at, "exp_samples": told}
 
     return {
-        "interval": "30s",
+        "interval": "10s",
         "input_series": series,
         "promql_expr_test": [
             asked("ALERTS"),
@@ -514,17 +736,11 @@ def short_lived():
 def test_workers_of_two_waits_each_do_not_make_five_percent_of_three(tmp_path, scrape):
     test = short_lived()
     check_series(test, scrape)
-    rules, path = tmp_path / "idemguard-rules.yml", tmp_path / "short.test.yml"
-    shutil.copy(FOLDER / rules.name, rules)
-    path.write_text(
-        yaml.safe_dump(
-            {"rule_files": [rules.name], "evaluation_interval": "1m", "tests": [test]},
-            sort_keys=False,
-        )
-    )
+    path = rules_test(tmp_path, test)
     assert "SUCCESS" in promtool("test", "rules", path)
 
     # a histogram's count below the line lacks the first wait of every worker
+    rules = tmp_path / "idemguard-rules.yml"
     text = rules.read_text()
     counted = text.replace("idemguard_claims_found_total", "idemguard_wait_duration_seconds_count")
     assert counted != text
