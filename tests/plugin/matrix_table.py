@@ -81,6 +81,7 @@ TABLE = {
     ),
     "told once, in the call": all_of(fails(ran=3), "test_teardown_after_body"),
     "two tests": all_of(passes(2), "test_tests_1", "test_tests_2"),
+    "between two tests": all_of(passes(1), "test_hooked_1", "test_hooked_2"),
     "two parameters": all_of(passes(2), "test_parameters[0]", "test_parameters[1]"),
     "repeat": all_of(passes(2), "test_repeat[1-2]", "test_repeat[2-2]"),
     "class fixture": wide("of_class", name="TestOfClass::test_", ran=(1, 0)),

@@ -118,6 +118,10 @@ import pytest
 import atasks, tasks  # what is watched has been imported by name
 @pytest.fixture(scope="session")
 def anyio_backend(): return "asyncio"
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    if "test_hooked_2" in item.name: tasks.naive(item.nodeid)
+    return (yield)
 """
 WITHOUT = """
 import importlib, os
@@ -339,6 +343,7 @@ HOOKS = {
     "session:Session.pytest_runtest_teardown": ("rows", "only in teardown", "n0", {TESTS}),
     "session:Session.pytest_runtest_makereport": ("rows", "failed anyway", "n0", {TESTS}),
     "telling:Active.pytest_runtest_logreport": (*BODY, "n0", {TESTS}),
+    "telling:Active.pytest_runtest_protocol": ("rows", "between two tests", "n0", {TESTS, CODE}),
     "session:Session.pytest_configure_node": (*TWO, "n2", {TESTS, CODE}),
     "session:Session.pytest_testnodedown": (*TWO, "n2", {REST}),
     "session:Session.pytest_sessionfinish": (*TWO, "n0", {TESTS, CODE, REST}),

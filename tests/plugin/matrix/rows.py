@@ -111,6 +111,15 @@ async def test_teardown_after_body(late):
 # --- allowed ---------------------------------------------------------------------------------------
 
 
+async def test_hooked_1(request):
+    # before the second one, a hook of the project does the same
+    await call(naive, request.node.nodeid.replace("hooked_1", "hooked_2"))
+
+
+async def test_hooked_2():
+    await call(naive, "y")
+
+
 async def test_tests_1():
     await call(good, "x")
     await call(naive, "y")
