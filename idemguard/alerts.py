@@ -295,6 +295,15 @@ def alerting(windows: Iterable[Window], limits: Limits, now: int) -> list[Alert]
 
     """
     starts = last(now)
+    rows, before = _parted(windows, starts)
+    found = (_alert(kind, limits.of[kind], rows, before, starts) for kind in limits.on)
+    return [alert for alert in found if alert is not None]
+
+
+def _parted(
+    windows: Iterable[Window], starts: Sequence[int]
+) -> tuple[_Rows, dict[str, list[Window]]]:
+    """By task type, the counts of the three windows, and the windows of the week before."""
     rows: _Rows = {}
     before: dict[str, list[Window]] = {}
     since = starts[0] - WEEK
@@ -305,8 +314,7 @@ def alerting(windows: Iterable[Window], limits: Limits, now: int) -> list[Alert]
             own[starts.index(key.start)].update(window.counts)
         elif since <= key.start and key.start + window.span <= starts[0]:
             before.setdefault(key.task_type, []).append(window)
-    found = (_alert(kind, limits.of[kind], rows, before, starts) for kind in limits.on)
-    return [alert for alert in found if alert is not None]
+    return rows, before
 
 
 def _alert(
@@ -373,3 +381,59 @@ def _passed(
     ):
         return None
     return Figure(task_type, Fraction(sum(part), volume) / unit, volume, base)
+
+
+# --- what could alert ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """In how much of the last three complete windows one kind could be looked for.
+
+    Attributes:
+        kind: one of `KINDS`.
+        of: how many there were of what its share is one of; of `tokens`, executions of task types
+            that have a baseline. None: no task type has one yet.
+        most: the most that alerts together: all of them; of `tokens`, those of one task type.
+        windows: of the three, in which there were any of these.
+
+    """
+
+    kind: str
+    of: int | None
+    most: int = 0
+    windows: int = 0
+
+
+def measured(windows: Iterable[Window], limits: Limits, now: int) -> list[Measured]:
+    """In how much each kind that is on could be looked for, in their order.
+
+    Args:
+        windows: as for `alerting`.
+        limits: which kinds, and how many make a baseline.
+        now: ms by the clock that the windows are of.
+
+    """
+    starts = last(now)
+    rows, before = _parted(windows, starts)
+    return [_measured(kind, limits.of[kind], rows, before, starts) for kind in limits.on]
+
+
+def _measured(
+    kind: str,
+    limit: Limit,
+    rows: _Rows,
+    before: Mapping[str, Sequence[Window]],
+    starts: Sequence[int],
+) -> Measured:
+    compared = [_sums(rows, starts)]
+    if kind == "tokens":
+        based = {name for name, own in before.items() if _baseline(limit, own) is not None}
+        if not based:
+            return Measured(kind, None)
+        compared = [counts for name, counts in rows.items() if name in based]
+    _, whole = MEASURES[kind]
+    there = [list(map(whole, counts)) for counts in compared]
+    each = [(sum(number > 0 for number in numbers), sum(numbers)) for numbers in there]
+    most_windows, most = max(each, default=(0, 0))
+    return Measured(kind, sum(number for _, number in each), most, most_windows)

@@ -211,11 +211,13 @@ def customers(text: str) -> dict[str, str]:
         raise UnreadableError("a JSON object from names to customer ids is needed")
     for name, id_ in found.items():
         if not isinstance(id_, str) or not id_.strip():
-            raise UnreadableError(f"the customer id of {name!r} must be a text, not {_shown(id_)}")
+            raise UnreadableError(
+                f"the customer id of {_shown(name)} must be a text, not {_shown(id_)}"
+            )
         if id_ != id_.strip() or not id_.isprintable():
             raise UnreadableError(
-                f"the customer id of {name!r} has blanks around it, or a control character: "
-                f"{_shown(id_)}"
+                f"the customer id of {_shown(name)} has blanks around it, or a control "
+                f"character: {_shown(id_)}"
             )
     return found
 
@@ -369,7 +371,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = Counter(name for name, _ in pairs)
-        raise UnreadableError(f"{names.most_common(1)[0][0]!r} stands twice in one object")
+        (name, _), *_ = names.most_common(1)
+        raise UnreadableError(f"{_shown(name)} stands twice in one object")
     return found
 
 

@@ -17,7 +17,7 @@ from idemguard.record import DUPLICATES, Cause, Status
 from idemguard.usage import money
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from idemguard.record import Address, Execution
 
@@ -326,6 +326,99 @@ class Explanation:
     unmatched: tuple[str, ...]
     workers: dict[str, int]
     duplicates_by: dict[str, int]
+
+    @property
+    def advice(self) -> list[Advice]:
+        """Why they started more than once, and what to do."""
+        return advice(self.causes)
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Why executions started beside the first, and what to do.
+
+    Attributes:
+        cause: for which they started.
+        executions: how many did.
+        why: the likely reason.
+        remedy: what to do.
+
+    """
+
+    cause: Cause
+    executions: int
+    why: str
+    remedy: str
+
+    @property
+    def duplicates(self) -> bool:
+        """Whether they are duplicates."""
+        return self.cause in DUPLICATES
+
+    def __str__(self) -> str:
+        are = "" if self.duplicates else " (no duplicates)"
+        return (
+            f"Likely cause of {self.executions:,} {self.cause}{are}: {self.why}. "
+            f"What to do: {self.remedy}."
+        )
+
+
+_ADVICE = {
+    Cause.OBSERVED: (
+        'mode="observe" (or ledger.record) counts, and holds nothing back',
+        'guard it with mode="enforce", the default, and without IDEMGUARD_MODE=observe',
+    ),
+    Cause.FALLBACK: (
+        "a caller lost its patience (wait_timeout) and ran beside the leader",
+        "make wait_timeout= longer than the body takes, or leave it out",
+    ),
+    Cause.LOST: (
+        "the lease ran out: the process was killed, or still at work, and another one took over",
+        (
+            "see what ends processes; if nothing does, make lease= longer (and max_run= longer than "
+            "the body takes), or let the body give the interpreter up, so that it is renewed"
+        ),
+    ),
+    Cause.UNGUARDED: (
+        "the store was down, so it ran unguarded",
+        'see that the store is there, or run nothing without it: on_store_error="raise", the default',
+    ),
+    Cause.EXPIRED: (
+        "the time of the result before (ttl) was over",
+        "make ttl= longer than the time between the calls, if the result is still good then",
+    ),
+    Cause.RETRY: (
+        "the run before failed",
+        "see why it fails, where that is often",
+    ),
+    Cause.DECLINED: (
+        "the worker before handed it back",
+        "send it to the worker that takes it",
+    ),
+    Cause.FORCED: (
+        "it was asked for, by forget or a bypass",
+        "nothing, if that was meant",
+    ),
+}
+
+
+def advice(causes: Mapping[str, int]) -> list[Advice]:
+    """Why a task type is executed more than once, and what to do.
+
+    Args:
+        causes: how many executions started for which cause.
+
+    Returns:
+        One for each cause that there is but `first`: those of duplicates before the others, the
+        most frequent first.
+
+    """
+    found = [
+        Advice(cause, number, why, remedy)
+        for cause, (why, remedy) in _ADVICE.items()
+        if (number := causes.get(cause, 0)) > 0
+    ]
+    return sorted(found, key=lambda one: (not one.duplicates, -one.executions))
 
 
 def explanation(task_type: str, lines: Sequence[Execution]) -> Explanation:

@@ -218,8 +218,7 @@ class ExecutionLedger:
             A fraction between 0 and 1, over all windows that are kept.
 
         """
-        counts = self._counts(None, None)
-        return counts["doubled"] / counts["tasks"] if counts["tasks"] > 0 else 0.0
+        return _doubled_share(self._counts(None, None))
 
     def task_type_summary(
         self, task_type: str, since: timedelta | None = None, *, span: Span | None = None
@@ -251,7 +250,8 @@ class ExecutionLedger:
 
         Returns:
             Whole numbers: `calls` and each outcome of a call, `runs` and `executions` (the same),
-            `tasks`, `duplicates`, `lost`, `input_tokens`, `output_tokens`, `total_tokens`,
+            `tasks` (executed first in this time), `doubled` (those whose second execution started
+            in it), `duplicates`, `lost`, `input_tokens`, `output_tokens`, `total_tokens`,
             `cache_read_tokens`, `cache_write_tokens`, `reasoning_tokens`, `wasted_tokens` (spent
             by duplicates), `saved_tokens` (by reuse), `inclusive_tokens` (those of guarded
             executions inside counted too), `unpriced`, `without_usage`. Fractions:
@@ -523,7 +523,8 @@ def summary(counts: Counts) -> dict[str, Any]:
         "executions": started,
         "tasks": counts["tasks"],
         "duplicates": duplicates(counts),
-        "doubled_share": counts["doubled"] / counts["tasks"] if counts["tasks"] > 0 else 0.0,
+        "doubled": counts["doubled"],
+        "doubled_share": _doubled_share(counts),
         "duplication_rate": duplicates(counts) / started if started else 0.0,
         "lost": counts["lost"],
         "avg_input": input_ / told if told > 0 else None,
@@ -544,6 +545,12 @@ def summary(counts: Counts) -> dict[str, Any]:
         "unpriced": counts["unpriced"],
         "without_usage": counts["unknown_usage"],
     }
+
+
+def _doubled_share(counts: Counts) -> float:
+    """Doubled tasks per task; of a part, where some were executed first elsewhere, at most all."""
+    doubled = max(0, counts["doubled"])
+    return doubled / max(counts["tasks"], doubled) if doubled else 0.0
 
 
 def _to_read(spans: dict[Span, tuple[int, int]]) -> list[Span]:

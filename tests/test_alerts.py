@@ -20,6 +20,7 @@ from idemguard.alerts import (
     changed,
     handed_back,
     last,
+    measured,
     needed,
 )
 from idemguard.errors import ConfigurationError
@@ -342,6 +343,43 @@ def test_an_alert_is_true_of_each_of_its_windows(windows, jump):
                 assert counts["cause_observed"] * 100 > 3 * (
                     counts["cause_first"] + counts["cause_observed"]
                 )
+
+
+@given(windows=st.lists(st.builds(made, COUNTS), max_size=40))
+def test_what_alerts_was_looked_for_in_enough(windows):
+    looked = {one.kind: one for one in measured(windows, ALL, NOW)}
+    assert list(looked) == list(KINDS)
+    for alert in alerting(windows, ALL, NOW):
+        one = looked[alert.kind]
+        assert alert.figure.volume <= one.of
+        assert (one.most >= alert.limit.volume, one.windows) == (True, 3)
+
+
+def test_each_kind_is_looked_for_in_what_its_share_is_one_of():
+    windows = [
+        *[ran(at, 10, found=2, cause_fallback=1, heard=4, silent=1) for at in (A, B)],
+        ran(A, 30, task_type="u", input=10),
+        *handed_back("drops", B, back(Drop, "v")),
+    ]
+    limits = changed(ALL, {"volume": {"tokens": 6}})
+    told = {one.kind: (one.of, one.most, one.windows) for one in measured(windows, limits, NOW)}
+    assert told == {
+        **dict.fromkeys(("duplication", "drops", "loops"), (52, 52, 2)),
+        "unguarded": (52, 52, 2),
+        "fallback": (4, 4, 2),
+        "usage": (10, 10, 2),
+        "tokens": (None, 0, 0),
+    }
+    # of the week before, five executions are too few for a baseline, and an hour's six are enough
+    few = ran(A - DAY, 5, input=5)
+    (tokens,) = measured([*windows, few], changed(limits, {"fail_on": ["tokens"]}), NOW)
+    assert tokens.of is None
+    hour = ran(A - DAY, 6, input=6, span=HOUR, task_type="u")
+    (tokens,) = measured([*windows, few, hour], changed(limits, {"fail_on": ["tokens"]}), NOW)
+    assert (tokens.of, tokens.most, tokens.windows) == (30, 30, 1)
+    gone = ran(A - DAY, 6, input=6, task_type="gone")  # a baseline, and nothing to hold against it
+    (tokens,) = measured([*windows, gone], changed(limits, {"fail_on": ["tokens"]}), NOW)
+    assert (tokens.of, tokens.most, tokens.windows) == (0, 0, 0)
 
 
 def test_a_clock_that_jumps_makes_no_alert_of_a_gap_or_of_the_future():

@@ -193,6 +193,9 @@ def test_what_is_left_out_is_told_in_one_sentence():
         "13 executions left out: 1 no usage, 10 no customer ('b', 'c0', 'c1' and 3 more), "
         "1 more than 15 digits, 1 out of range"
     )
+    _, left_out = exported(replace(TOKENS, customers={}), [line(1, agent="n" * 999)])
+    assert re.fullmatch(r"1 execution left out: 1 no customer \('n+…n+'\)", left_out.told())
+    assert len(left_out.told()) < 120
 
 
 # --- files of sent events ----------------------------------------------------------------------------
@@ -329,6 +332,9 @@ def test_huge_and_negative_numbers_are_numbers():
         (f'{{"a": {HUGE}}}', "a number beyond all bounds: 1e99"),
         ('{"a":\n "b}', r"^line 2: no JSON: Unterminated string starting at column 2$"),
         ('{"a": "x", "a": "y"}', "'a' stands twice in one object"),
+        (f'{{"{"a" * 99}": "x", "{"a" * 99}": "y"}}', "^'a{39}… stands twice in one object"),
+        (f'{{"{"a" * 99}": 5}}', "^the customer id of 'a{39}… must be a text"),
+        (f'{{"{"a" * 99}": " b"}}', "^the customer id of 'a{39}… has blanks"),
     ],
 )
 def test_what_is_no_map_of_customers(text, words):
@@ -903,7 +909,7 @@ def test_a_file_that_is_none_is_one_line_and_an_error(run, empty, tmp_path, cont
         (("reconcile", "-"), "Missing option '--event-name'"),
         (("reconcile", *METER), "Missing argument 'SENT_FILE'"),
         (("reconcile", "/", *METER), "/: is a directory"),
-        (("reconcile", "-", *METER, "--since", "1h", "--until", "2h"), "its start is not before"),
+        (("reconcile", "-", *METER, "--since", "1h", "--until", "2h"), "it is not before --until"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_used_is_one_clear_line(run, empty, args, words):
@@ -980,6 +986,38 @@ def test_every_reason_and_option_is_told_of():
         for parameter in command.commands[name].params:
             for option in parameter.opts if parameter.param_type_name == "option" else ():
                 assert option in PAGE or option in ("-o", "--help", "--namespace"), option
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_file_without_an_event_of_this_name_is_an_error_that_tells_its_names(
+    at, run, tmp_path, form
+):
+    _, text, _ = run("export", *at, *STRIPE, *METER)
+    file, table = tmp_path / "sent.jsonl", tmp_path / "sent.csv"
+    file.write_text(text)
+    table.write_text(in_a_table(text, ""), newline="")
+    mistyped = ("--event-name", "lllm", *METER[2:])
+    for path in (file, table):
+        assert run("reconcile", path, *at, *mistyped, *form) == (
+            2, "",
+            f"idemguard: {path}: none of its 3 events is named 'lllm', but 'llm' (--event-name)\n",
+        )  # fmt: skip
+    others = [
+        {"event_name": name} | {"payload": {}} for name in ("b", "a\n", "c", "a\n", "n" * 999)
+    ]
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in others))
+    code, shown, err = run("reconcile", "-", *at, *METER, *form, text=file.read_bytes())
+    assert (code, shown, err.count("\n")) == (2, "", 1)
+    assert r"standard input: none of its 5 events is named 'llm', but 'a\n', 'b', 'c' and 1" in err
+    file.write_text("".join(f"{json.dumps(one)}\n" for one in others[-1:]))
+    assert len(run("reconcile", file, *at, *METER, *form)[2]) < 300 + len(str(file))
+    # where some are of this name, the others do not matter
+    file.write_text(text.splitlines(keepends=True)[0] + f"{json.dumps(others[0])}\n")
+    code, shown, err = run("reconcile", file, *at, *METER, *form)
+    assert (code, err) == (1, "")
+    file.write_text("\n")
+    code, shown, err = run("reconcile", file, *at, *METER, *form)
+    assert (code, err) == (1, "")
 
 
 def test_events_of_other_meters_may_tell_anything():

@@ -21,7 +21,16 @@ from click.testing import CliRunner
 from conftest import Clock
 from workers import story
 
-from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, record_usage, worker
+from idemguard import (
+    ExecutionLedger,
+    Guard,
+    OutOfScope,
+    Task,
+    agent,
+    errors,
+    record_usage,
+    worker,
+)
 from idemguard.alerts import KINDS, Alert, Limits, changed
 from idemguard.cli import command
 from idemguard.report import alarms, gather, html, plain, tables
@@ -278,8 +287,8 @@ def test_json_has_all_of_it(run, bad):
         "since", "until", "namespace", "calls", "executions", "empty", "checked", "alerts",
     ]  # fmt: skip
     assert found["checked"] == [
-        {"kind": "duplication", "limit": 0.03, "minimum": 20},
-        {"kind": "tokens", "limit": 1.5, "minimum": 21},
+        {"kind": "duplication", "limit": 0.03, "minimum": 20, "of": 132},
+        {"kind": "tokens", "limit": 1.5, "minimum": 21, "of": 21},
     ]
     assert (found["calls"], found["executions"], found["empty"]) == (132, 132, False)
     duplication, tokens = found["alerts"]
@@ -389,6 +398,76 @@ def test_what_is_too_short_to_alert_is_said_to_be(windows, needs):
     guard.close()
 
 
+@pytest.fixture
+def healthy():
+    """A ledger in which three windows are well, and so many ran the day before."""
+    clock = Clock()
+    clock.now -= clock.now % SPAN
+    guard = Guard(store=MemoryStore(clock))
+
+    def run(before, waited=0):
+        for number in range(before):
+            guard.run_task("extract", -number - 1, story.spends(100, 1))
+        clock.now += DAY // 2
+        for window in range(3):
+            for number in range(waited if window < 2 else 0):
+                claim = guard.claim(Task.of("slow", [window, number]))
+                with suppress(errors.WaitTimeoutError):
+                    guard.run_task(
+                        "slow", [window, number], story.quiet, wait_timeout=0, on_timeout="raise"
+                    )
+                claim.release()
+            for number in range(10):
+                guard.run_task("extract", [window, number], story.spends(100, 1))
+            clock.now += SPAN
+        return guard.ledger, clock.now
+
+    yield run
+    guard.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "waited", "kinds", "told"),
+    [
+        (
+            0, 0, ["tokens"],
+            ("tokens could not be checked: there is no baseline yet (that takes 20 executions of a "
+            "task type in the 7 days before)"),
+        ),
+        (20, 0, ["tokens"], "tokens checked in 30 executions of task types with a baseline WHEN"),
+        (
+            0, 0, ["duplication", "tokens", "unguarded"],
+            ("duplication, unguarded checked in 30 executions WHEN; tokens could not be checked: "
+            "there is no baseline yet (that takes 20 executions of a task type in the 7 days before)"),
+        ),
+        (
+            0, 0, ["fallback"],
+            ("fallback checked in 0 calls that found a claim (an alert needs 20 and some in each of "
+            "the 3 windows: none had any) WHEN"),
+        ),
+        (
+            0, 10, ["duplication", "fallback"],
+            ("duplication checked in 50 executions; fallback checked in 20 calls that found a claim "
+            "(an alert needs some in each of the 3 windows: only 2 had any) WHEN"),
+        ),
+        (0, 0, ["usage"], "usage checked in 30 executions that ended WHEN"),
+    ],
+)  # fmt: skip
+def test_each_kind_says_in_what_it_was_checked(healthy, before, waited, kinds, told):
+    ledger, now = healthy(before, waited)
+    limits = changed(Limits(), {"fail_on": kinds})
+    found = alarms.check(ledger, limits, now)
+    when = f"from {alarms.times(found.start, found.end)}"
+    assert alarms.quiet(found) == f"no alert: {told.replace('WHEN', when)}"
+    # a page says the same, with the limits
+    said = told.replace(" WHEN", "")
+    for kind in kinds:
+        over = alarms.limit(kind, limits.of[kind].over)
+        said = re.sub(rf"\b{kind}(?=,| checked| could)", f"{kind} over {over}", said)
+    page = html.page(gather(ledger, limits=limits))
+    assert f">No alert in the last three windows of five minutes; {said}.<" in page
+
+
 def test_calls_that_executed_nothing_are_said_to_be_too_few():
     clock = Clock()
     clock.now -= clock.now % SPAN
@@ -401,6 +480,35 @@ def test_calls_that_executed_nothing_are_said_to_be_too_few():
     needs = "an alert needs 20 and some in each of the 3 windows: none had any"
     assert text.startswith(f"no alert: duplication checked in 0 executions ({needs}) from ")
     guard.close()
+
+
+def test_a_file_is_named_by_its_whole_path(run, bad, tmp_path, monkeypatch):
+    there = Path(bad.removeprefix("sqlite:///"))
+    monkeypatch.chdir(there.parent)
+    (alert,) = told(run, "--store", f"sqlite:///{there.name}")["alerts"]
+    assert alert["command"].startswith(f"idemguard --store {bad} explain ")
+    assert report(run, f"sqlite:///{there.name}")["alerts"] == [alert]
+    monkeypatch.chdir(tmp_path)
+    assert typed(run, alert["command"], "--format", "json")["executions"] == 63
+
+
+def test_a_task_type_that_is_misspelt_is_told_what_looks_alike(run, bad):
+    for name, told_ in (
+        ("exract", "did you mean extract?"),
+        ("trac", "did you mean extract?"),
+        ("x", "there are 4 task types"),
+        ("nosuch", "there are 4 task types"),
+    ):
+        for args in (
+            ("explain", name),
+            ("compare", "--a", "2h..1h", "--b", "1h..", "--task-type", name),
+        ):
+            done = run(*args, "--store", bad)
+            assert (done.exit_code, done.stdout) == (1, "")
+            line = f"idemguard: nothing is known of task type {name} in default; {told_}\n"
+            assert done.stderr == line
+    done = run("explain", "extract", "--store", bad, "--until", "3d")  # it was, later
+    assert done.stderr == "idemguard: nothing is known of task type extract in default\n"
 
 
 def test_a_store_that_is_not_there_is_an_error_and_no_alert(run, tmp_path):
@@ -572,7 +680,7 @@ def test_the_project_sets_limits_and_options_outrank_them(check, run, bad, proje
         "[tool.idemguard.limits]\nduplication = 0.67\ntokens = 1.6\n"
     )
     found = told(run, "--store", bad)
-    assert found["checked"] == [{"kind": "tokens", "limit": 1.6, "minimum": 21}]
+    assert found["checked"] == [{"kind": "tokens", "limit": 1.6, "minimum": 21, "of": 21}]
     assert [one["kind"] for one in found["alerts"]] == ["tokens"]
     assert check("--store", bad, "--limit", "tokens=2")[0] == 0
     assert check("--store", bad, "--volume", "22")[0] == 0
@@ -761,7 +869,7 @@ def test_an_alert_on_a_page_is_of_the_page_s_time_zone(paged, monkeypatch):
         page = paged("t", at=round(summer.timestamp() * 1000))
         line = alarms.times(*(round(summer.timestamp() * 1000) + at for at in (0, 3 * SPAN)))
     time.tzset()
-    assert line == "2026-10-25 02:45 to 02:00 UTC+01:00"
+    assert line == "2026-10-25 02:45 UTC+02:00 to 02:00 UTC+01:00"
     begin, end = '<time datetime="2026-10-25T0{}:00.000+00:00">', "</time>"
     assert (
         f"(limit 3%, {begin.format('0:45')}2026-10-25 01:45{end} to {begin.format('1:00')}02:00{end})"

@@ -16,13 +16,16 @@ import sys
 import tempfile
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from rich.cells import cell_len
 from workers import story
 from workers.story import HOSTILE
@@ -202,7 +205,7 @@ def test_what_is_no_file_is_an_error_and_no_empty_ledger(line_of, tmp_path, args
     ("args", "says"),
     [
         (("--agent", "nobody"), "executed until then matches agent nobody."),
-        (("--task-type", "n", "--agent", ""), "until then matches task type n and agent (none)."),
+        (("--task-type", "n", "--agent", ""), "until then matches task type n and agent (none)"),
         (("--agent", "no", "--since", "1h"), "called or executed in this time matches agent no."),
         (("--namespace", "prdo"), "executed until then: namespace prdo was not used."),
     ],
@@ -241,8 +244,7 @@ def test_a_file_that_is_none_of_ours_is_one_line(line_of, args):
         (("reprot",), "No such command 'reprot'"),
         (("report", "--format", "xml"), "'--format'"),
         (("report", "--since", "5x"), "'5x' is no time: 15m, 24h or 7d ago, or ISO"),
-        (("report", "--since", "2099-01-01"), "its start is not before its end"),
-        (("report", "--since", "1h", "--until", "2h"), "its start is not before its end"),
+        (("report", "--since", "1h", "--until", "2h"), "--since: it is not before --until"),
         (("report", "--output", "/no/such/file"), "--output /no/such/file: cannot be written"),
         (("report", "--output", "a\0b"), "--output a\\x00b: cannot be written"),
         (("report", "--output", "/"), "--output /: that is a folder"),
@@ -265,6 +267,8 @@ def test_a_file_that_is_none_of_ours_is_one_line(line_of, args):
         (("show", "0" * 65), "is no fingerprint"),
         (("resolve", "0" * 64, "{"), "JSON: "),
         (("resolve", "0" * 64, "NaN"), "NaN is no JSON"),
+        (("resolve", "0" * 64, "1e999"), "JSON: a number beyond all bounds: 1e999"),
+        (("resolve", "0" * 64, '{"a": [1, -1.5E+400]}'), "beyond all bounds: -1.5E+400"),
         (("resolve", "0" * 64, "[" * 100_000), "JSON: "),
         (("resolve", "0" * 64, "1", "--ttl", "soon"), "'soon' is no length of time"),
         (("tail", "--interval", "0"), "'--interval'"),
@@ -276,6 +280,46 @@ def test_what_cannot_be_used_is_one_clear_line(whole, line_of, args, message):
     line = line_of(2, *args, IDEMGUARD_STORE=whole)
     assert message in line
     assert "geheim" not in line
+
+
+LONG = f"b{'x' * 10_000}e"
+
+
+@pytest.mark.parametrize(
+    ("code", "args"),
+    [
+        (1, ("explain", LONG)),
+        (1, ("explain", "t", "--namespace", LONG)),
+        (1, ("compare", "--a", "2h..1h", "--b", "1h..", "--task-type", LONG)),
+        (1, ("show", "0" * 64, "--scope", LONG, "--task-version", LONG)),
+        (1, ("show", "0" * 64, "--namespace", LONG)),
+        (2, ("show", LONG)),
+        (2, ("report", "--since", LONG)),
+        (2, ("resolve", "0" * 64, "1", "--ttl", LONG)),
+        (2, ("resolve", "0" * 64, "1" * 400 + ".0")),
+        (2, ("compare", "--a", LONG, "--b", "1h..")),
+        (2, ("compare", "--b", f"{LONG}..1h", "--a", "1h..")),
+    ],
+    ids=lambda one: " ".join(part[:20] for part in one) if isinstance(one, tuple) else None,
+)
+def test_a_line_holds_no_more_of_a_foreign_text_than_can_be_read(whole, line_of, code, args):
+    line = line_of(code, *args, IDEMGUARD_STORE=whole)
+    assert len(line) < 400
+    assert "…" in line
+    assert all(one in line for one in args if one == "0" * 64 and args[0] == "show")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (LONG,), (f"--{LONG}",), ("report", LONG), ("report", "--format", LONG),
+        ("report", "--store", LONG), ("report", "--output", f"/{LONG}"), ("check", "--fail-on", LONG),
+        ("check", "--limit", LONG), ("check", "--volume", f"{LONG}=1"),
+    ],
+    ids=lambda args: " ".join(part[:20] for part in args),
+)  # fmt: skip
+def test_no_line_is_longer_than_can_be_read(whole, line_of, args):
+    assert len(line_of(2, *args, IDEMGUARD_STORE=whole)) < 1_600
 
 
 @pytest.mark.skipif(not os.geteuid(), reason="root may read everything")
@@ -472,6 +516,21 @@ def test_show_of_what_is_only_counted(here, out):
     assert len(re.findall("observed", text)) >= 63
 
 
+def test_show_names_the_tag_that_finds_a_task_in_traces(here, out):
+    guard, at = here
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    traced = Guard(store=guard.engine.store, tracer_provider=provider)
+    traced.run_task("t", 1, story.quiet)
+    guard.run_task("t", 2, story.quiet)  # without a trace there is nothing to search for
+    (span,) = exporter.get_finished_spans()
+    tag = f"idemguard.fingerprint={span.attributes['idemguard.fingerprint']}"
+    lines_ = out("show", of("t", 1), *at).splitlines()
+    assert lines_[:2] == [f"t  {of('t', 1)}", f"all its calls in traces: {tag}"]
+    assert "idemguard.fingerprint" not in out("show", of("t", 2), *at)
+
+
 def test_show_links_to_jaeger_where_it_is_known(here, out):
     guard, at = here
     trace = "0af7651916cd43dd8448eb211c80319c"
@@ -606,6 +665,10 @@ def test_resolve_needs_one_place(here, out, line_of):
     out("resolve", fingerprint, "1", *at, "--scope", "run-1", "--task-version", "2")
     assert guard.peek(Task("t", fingerprint, "run-1", "2")).result == 1
     assert guard.peek(Task("t", fingerprint, "run-1")) is None
+    guard.claim(Task("t", fingerprint, LONG, LONG)).release()
+    line = line_of(2, "resolve", fingerprint, "1", *at)
+    assert re.search(r"in 4 places: .*\(scope bx+…x+e, version bx+…x+e\); name one", line)
+    assert len(line) < 500
 
 
 # --- explain, compare ------------------------------------------------------------------------------------
@@ -628,7 +691,7 @@ def test_explain_names_the_suspects(whole, out):
 def test_explain_of_what_is_known_and_unsuspected(whole, out, line_of):
     assert "Missed duplicates: none found." in out("explain", "summarise", "--store", whole)
     line = line_of(1, "explain", "no\x1bsuch", "--store", whole)
-    assert line == r"idemguard: nothing is known of task type no\x1bsuch in default"
+    assert line.startswith(r"idemguard: nothing is known of task type no\x1bsuch in default; ")
     line_of(1, "explain", "draft", "--store", whole, "--until", "1h")
 
 
@@ -805,6 +868,22 @@ def test_tail_follows_what_starts_and_ends_until_it_is_interrupted(here, followi
     claim.complete(1)
     assert "  ok        long  " in tail.line()
     assert tail.interrupt() == (0, "", "")
+
+
+def test_tail_ends_calmly_however_often_it_is_interrupted(here, following):
+    guard, at = here
+    claim = guard.claim(Task.of("t", 1), "w-1")
+    tail = following(*at)
+    assert tail.line()
+    tail.process.send_signal(signal.SIGINT)
+    for _ in range(4_000):  # all the while that it leaves
+        with suppress(subprocess.TimeoutExpired):
+            tail.process.wait(0.005)
+            break
+        tail.process.send_signal(signal.SIGINT)
+    out, err = tail.process.communicate(timeout=20)
+    assert (tail.process.returncode, out, err) == (0, "", "")
+    claim.release()
 
 
 def test_tail_of_one_task_type_as_json(here, following):
@@ -1211,6 +1290,62 @@ def test_a_time_without_an_offset_is_local(monkeypatch):
 def test_what_is_no_time(text):
     with pytest.raises(click.BadParameter, match="is no time"):
         when(text)
+
+
+def _times_of(args):
+    """A command of each kind with these times."""
+    yield ("report", *args)
+    yield ("explain", "t", *args)
+    yield ("export", *args)
+    yield ("reconcile", os.devnull, "--event-name", "n", "--value", "cost", "--customer", "agent",
+           *args)  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["sqlite", "redis"])
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--until", "1960-01-01"), ("--until", "1970-01-01T00:00Z"), ("--until", "5000w"),
+        ("--since", "1950-01-01", "--until", "1960-01-01"),
+        ("--since", "2098-01-01", "--until", "2099-01-01"),
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_time_in_which_nothing_can_be_is_empty_for_every_command(here, run, request, where, args):
+    guard, at = here
+    if where == "redis":
+        url = request.getfixturevalue("redis_url")
+        guard, at = Guard(store=url), ("--store", url)
+    guard.run_task("t", 1, story.quiet)
+    for words in _times_of(args):
+        done = run(*words, *at)
+        if words[0] == "explain":
+            assert done.exit_code == 1
+            assert "nothing is known of task type t" in done.stderr
+        else:
+            assert (done.exit_code, done.stderr) == (0, ""), words
+    guard.close()
+
+
+def test_compare_with_a_time_before_all_times(here, out):
+    guard, at = here
+    guard.run_task("t", 1, story.quiet)
+    args = ("--a", "1950-01-01..1960-01-01", "--b", "1h..", "--format", "json")
+    total = json.loads(out("compare", *args, *at))["total"]["executions"]
+    assert (total["before"], total["after"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (("--since", "2099-01-01"), "--since: it lies in the future"),
+        (("--since", "1h", "--until", "2h"), "--since: it is not before --until"),
+        (("--since", "1960-01-01", "--until", "1950-01-01"), "--since: it is not before --until"),
+    ],
+)
+def test_times_in_the_wrong_order_are_an_error_of_every_command(whole, line_of, args, says):
+    for words in _times_of(args):
+        assert says in line_of(2, *words, "--store", whole)
 
 
 def test_a_time_before_all_times_is_the_first():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import inspect
+import io
 import random
+import re
 import secrets
 import sys
 import threading
@@ -21,10 +23,12 @@ from idemguard import OutOfScope, cumulative_input_tokens, record_usage, task_fi
 from idemguard.claim import Begin, Complete, Resolve
 from idemguard.codec import Value
 from idemguard.digests import DROPPED, MOST, REST, UNMATCHED, keyed, raw_digests
-from idemguard.findings import Loop, Missed, by_task, explanation, growth, loops, missed
+from idemguard.findings import Loop, Missed, advice, by_task, explanation, growth, loops, missed
 from idemguard.fingerprint import identify_payload
 from idemguard.generated import looks_generated
 from idemguard.record import Address, Caller, Cause, Claim, Execution, Status
+from idemguard.report import details, plain
+from idemguard.report.paper import Paper
 from idemguard.usage import Spent, Usage
 
 SOON = 60  # seconds within which what happens at once has happened
@@ -486,6 +490,55 @@ def test_whose_executions_and_duplicates_they_are():
     assert found.workers == {"w-2": 3, "w-1": 1}
     assert found.duplicates_by == {"w-2": 2}
     assert explanation("t", []).executions == 0
+    assert [(str(one.cause), one.duplicates) for one in found.advice] == [
+        ("observed", True), ("lost", True), ("retry", False),
+    ]  # fmt: skip
+
+
+def test_each_cause_but_the_first_has_advice_in_one_line():
+    causes = {str(cause): number for number, cause in enumerate(Cause)}
+    told = [str(one) for one in advice({**causes, "from a later release": 1})]
+    assert len(told) == len(Cause) - 1
+    assert not any("\n" in line or "Likely cause of 0 " in line for line in told)
+    assert [re.match(r"Likely cause of \d (\w+)( \(no duplicates\))?: ", one)[1] for one in told] == [
+        "unguarded", "observed", "fallback", "lost", "forced", "declined", "expired", "retry",
+    ]  # fmt: skip
+    assert advice({"first": 1}) == advice({}) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        ("observed", 'mode="enforce"'),
+        ("fallback", "wait_timeout= longer"),
+        ("lost", "lease= longer"),
+        ("unguarded", 'on_store_error="raise"'),
+        ("expired", "ttl= longer"),
+    ],
+)
+def test_advice_names_the_setting(cause, remedy):
+    (one,) = advice({cause: 3, "first": 9})
+    assert (one.cause, one.executions) == (cause, 3)
+    assert f"Likely cause of 3 {cause}" in str(one)
+    assert remedy in one.remedy
+
+
+def test_advice_is_drawn_and_told_to_programs():
+    found = explanation("t", [line(0), line(1, cause=Cause.OBSERVED), line(2, cause=Cause.EXPIRED)])
+    page = io.StringIO()
+    details.explanation(Paper(page), found, ())
+    lines = page.getvalue().splitlines()
+    assert [one for one in lines if one.startswith("Likely cause")] == list(map(str, found.advice))
+    assert plain.explanation(found, ())["advice"] == [
+        {
+            "cause": str(one.cause),
+            "executions": 1,
+            "duplicates": one.cause == "observed",
+            "why": one.why,
+            "remedy": one.remedy,
+        }
+        for one in found.advice
+    ]
 
 
 # --- growing input -----------------------------------------------------------------------------------

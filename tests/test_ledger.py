@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from contextlib import suppress
 from datetime import timedelta
 from decimal import Decimal
@@ -22,6 +23,7 @@ from idemguard import (
     task_fingerprint,
     worker,
 )
+from idemguard.ledger import summary
 
 SOON = 60  # seconds within which what happens at once has happened
 MINUTE = timedelta(minutes=1)
@@ -306,6 +308,28 @@ def test_a_window_counts_what_started_in_it(guard_of, shape, clock):
     assert ledger.task_type_summary("t", since=timedelta(minutes=70))["doubled_share"] == 1.0
 
 
+def test_of_a_part_that_has_only_second_executions_no_more_than_all_tasks_are_doubled(
+    guard_of, shape, clock
+):
+    guard = guard_of(mode="observe", ttl=timedelta(hours=2))
+    task = shape.guarded(guard, lambda n: n, task_type="t")
+    with agent("a"):
+        for n in (1, 2, 3):
+            task(n)
+    clock.advance(3600)
+    with agent("b"):
+        for n in (1, 2, 3, 4):
+            task(n)
+    ledger = guard.ledger
+    for part in (ledger.agent_summary("b"), ledger.totals(since=10 * MINUTE)):
+        assert (part["tasks"], part["doubled"], part["doubled_share"]) == (1, 3, 1.0)
+    first = ledger.agent_summary("a")
+    assert (first["tasks"], first["doubled"], first["doubled_share"]) == (3, 0, 0.0)
+    assert (ledger.totals()["doubled"], ledger.doubled_share()) == (3, 3 / 4)
+    # what is kept may begin after the first executions, too
+    assert summary(Counter(tasks=0, doubled=2, cause_observed=2))["doubled_share"] == 1.0
+
+
 @pytest.mark.parametrize("bad", [timedelta(seconds=-1), "1 h", True])
 def test_a_span_of_time_is_a_timedelta(ledger, bad):
     for ask in (ledger.duplication_rate, lambda s: list(ledger.lines(s)), ledger.totals):
@@ -339,6 +363,7 @@ def test_the_summary_of_a_task_type(guard_of, shape):
         "executions": 2,
         "tasks": 2,
         "duplicates": 0,
+        "doubled": 0,
         "doubled_share": 0.0,
         "duplication_rate": 0.0,
         "lost": 0,

@@ -6,19 +6,25 @@ import csv
 import io
 import json
 import re
+import time
 from contextlib import suppress
+from datetime import datetime
 from decimal import Decimal
+from html import unescape
 
 import pytest
+from conftest import Clock
 from rich.cells import cell_len
 from workers import story
 from workers.story import HOSTILE
 
-from idemguard import ExecutionLedger, OutOfScope, Task, agent, record_usage, scope, worker
+from idemguard import ExecutionLedger, Guard, OutOfScope, Task, agent, record_usage, scope, worker
 from idemguard.alerts import Limits
-from idemguard.report import gather, plain, tables
+from idemguard.change import Comparison
+from idemguard.report import details, gather, html, plain, tables
 from idemguard.report.paper import Paper, cut
 from idemguard.report.words import (
+    brief,
     cell,
     decimal_text,
     harmless,
@@ -29,6 +35,7 @@ from idemguard.report.words import (
     share,
     short,
 )
+from idemguard.stores.memory import MemoryStore
 
 FIELDS = {
     "calls", "executions", "tasks", "doubled_share", "duplication_rate", "duplicates", "reused",
@@ -192,11 +199,66 @@ def test_where_nothing_ran_there_are_noughts(ledger, about, drawn):
     assert not any(told[name] for name in FIELDS - {"charged", "wasted", "saved"})
     assert found.empty
     says = {
-        "task_type": "Nothing that was called or executed until then matches task type nosuch.",
+        "task_type": "Nothing that was called or executed until then matches task type nosuch; "
+        "there are 10 task types.",
         "agent": "Nothing that was called or executed until then matches agent nosuch.",
         "until": "Nothing was called or executed until then: namespace default was not used.",
     }
     assert says[next(iter(about))] in drawn(found)
+
+
+MATCHES = "Nothing that was called or executed until then matches task type"
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("sumarise", "sumarise; did you mean summarise?"),
+        ("mmar", "mmar; did you mean summarise?"),
+        ("inter", "inter; did you mean inner or outer?"),
+        ("xyz", "xyz; there are 10 task types."),
+        ("", "; there are 10 task types."),
+        ("[red]", f"[red]; did you mean {brief(harmless(HOSTILE))}?"),
+    ],
+)
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_task_type_that_never_was_may_be_misspelt(ledger, drawn, asked, told):
+    found = gather(ledger, task_type=asked)
+    assert f"{MATCHES} {told}\n" in drawn(found)
+    page = re.sub("<[^>]*>", "", unescape(html.page(found)))
+    assert f"task type {told}" in page
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+def test_a_task_type_that_ran_at_another_time_is_not_misspelt(ledger, drawn):
+    found = gather(ledger, until=1, task_type="summarise")
+    assert f"{MATCHES} summarise.\n" in drawn(found)
+
+
+@pytest.mark.parametrize("store", ["memory"], indirect=True)
+@pytest.mark.parametrize(
+    ("since", "until", "told"),
+    [
+        ("00:30", "01:15", "2026-10-25 02:30:00 UTC+02:00 to 2026-10-25 02:15:00 UTC+01:00, sums"),
+        ("01:15", "01:30", "2026-10-25 02:15:00 to 2026-10-25 02:30:00, sums"),
+    ],
+)
+def test_where_clocks_are_changed_in_between_times_have_their_offset(
+    guard, drawn, monkeypatch, since, until, told
+):
+    span = [
+        round(datetime.fromisoformat(f"2026-10-25T{at}Z").timestamp() * 1000)
+        for at in (since, until)
+    ]
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "Europe/Berlin")
+        time.tzset()
+        text = drawn(gather(guard.ledger, since=span[0], until=span[1]))
+        page = io.StringIO()
+        details.comparison(Paper(page), Comparison((*span,), (*span,), (), None), ())
+    time.tzset()
+    assert f"Namespace default, {told} by whole windows" in text
+    assert f"b: {told.removesuffix(', sums')}\n" in page.getvalue()
 
 
 def test_a_window_of_time_counts_what_started_in_it(guard_of, clock):
@@ -431,8 +493,8 @@ def test_twenty_of_the_worst_are_told_of_equals_the_newest(guard_of, clock):
 def test_what_was_looked_for_is_told(ledger):
     limits = Limits(on=("tokens", "drops"))
     assert plain.report(gather(ledger, limits=limits))["checked"] == [
-        {"kind": "tokens", "limit": 1.5, "minimum": 20},
-        {"kind": "drops", "limit": 0, "minimum": 20},
+        {"kind": "tokens", "limit": 1.5, "minimum": 20, "of": None},
+        {"kind": "drops", "limit": 0, "minimum": 20, "of": 0},
     ]
 
 
@@ -557,6 +619,64 @@ def test_with_no_prices_tables_tell_tokens(guard_of, drawn):
     assert "$" not in text
     assert "Cost:  2,200 tokens; duplicates wasted 1,100 tokens." in text
     assert "Agents" not in text  # nobody named one
+
+
+@pytest.fixture
+def in_parts():
+    """A ledger in which each agent has a part of what ran twice."""
+    clock = Clock()
+    guard = Guard(store=MemoryStore(clock), mode="observe")
+    for name, numbers in (("a", range(3)), ("b", range(4)), ("c", range(3)), ("d", [3])):
+        with agent(name):
+            for number in numbers:
+                guard.run_task("summarise", number, story.quiet)
+        clock.advance(300)
+    yield guard.ledger
+    guard.close()
+
+
+ELSEWHERE = "executed first elsewhere (before this time, or by another agent)"
+
+
+@pytest.mark.parametrize(
+    ("name", "told", "rate", "share_", "note"),
+    [
+        (
+            "b",
+            f"3 tasks, at least 2 of them {ELSEWHERE}; 3 of 4 executions are duplicates",
+            "75.0%",
+            "100.0%",
+            f"3 tasks, at least 2 of them {ELSEWHERE}",
+        ),
+        (
+            "c",
+            f"tasks that were {ELSEWHERE}; 3 of 3 executions are duplicates",
+            "100.0%",
+            "-",
+            f"tasks that were {ELSEWHERE}",
+        ),
+        (
+            "d",
+            f"1 task, {ELSEWHERE}; 1 of 1 execution are duplicates",
+            "100.0%",
+            "100.0%",
+            f"1 task, {ELSEWHERE}",
+        ),
+    ],
+)
+def test_a_part_says_that_tasks_were_executed_first_elsewhere(
+    in_parts, drawn, name, told, rate, share_, note
+):
+    found = gather(in_parts, agent=name)
+    lines = drawn(found).splitlines()
+    assert lines[1] == f"Runs twice: {told} (duplication rate {rate})."
+    whole = drawn(gather(in_parts)).splitlines()
+    assert whole[1].startswith("Runs twice: 4 of 4 tasks (doubled share 100.0%); 7 of 11 ")
+    (row_,) = [line.split() for line in whole if line.startswith(f"{name} ")]
+    assert row_[2:4] == [rate, share_]
+    page = html.page(found)
+    assert f'<dd class="value">{share_}</dd><dd class="note">{note}</dd>' in page
+    assert f'<td class="share">{share_}</td>' in page
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)

@@ -18,7 +18,7 @@ import click
 from idemguard import config
 from idemguard.errors import ConfigurationError, IdemguardError, StoreError
 from idemguard.ledger import ExecutionLedger
-from idemguard.report.words import harmless
+from idemguard.report.words import brief, harmless
 from idemguard.stores import without_password
 from idemguard.stores.memory import MemoryStore
 from idemguard.stores.sqlite import SqliteStore
@@ -33,6 +33,7 @@ FINE = 0
 NOTHING = 1  # what was asked for is not there
 ERROR = 2
 INTERRUPTED = 130
+LONGEST = 1_500  # characters of a line; names in it are cut far sooner
 STREAMS = ("demo", "export", "tail")  # they stop when nobody reads; the others do all they are to
 _STORE, _NAMESPACE = "idemguard.store", "idemguard.namespace"
 _KEPT_OUT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
@@ -149,9 +150,9 @@ class _Onward:
 
 
 def say(text: str, *, program: str = "idemguard") -> None:
-    """One line on standard error; that nobody reads it changes nothing."""
+    """One line on standard error, no longer than can be read; that nobody reads it changes nothing."""
     try:
-        click.echo(f"{program}: {harmless(' '.join(text.split()))}", err=True)
+        click.echo(f"{program}: {brief(harmless(' '.join(text.split())), LONGEST)}", err=True)
     except BrokenPipeError:
         _to_nobody(sys.stderr)
 

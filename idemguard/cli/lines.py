@@ -6,8 +6,10 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections import Counter
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +19,12 @@ from idemguard import billing
 from idemguard.cli.base import FINE, answer, opened, paper, say, where
 from idemguard.cli.output import busy, to_file, writing
 from idemguard.cli.reconcile import meter_of, metered
-from idemguard.cli.times import When, ordered, since_until
+from idemguard.cli.times import When, since_until, span
 from idemguard.errors import StoreUnavailableError
 from idemguard.ledger import EVER
 from idemguard.record import Status
 from idemguard.report import details, plain
-from idemguard.report.words import many
+from idemguard.report.words import brief, many
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -70,11 +72,10 @@ def export(
     meter = _meter(form, strict=strict, **options)
     with opened() as place:
         now = place.ledger.now()
-        start = 0 if since is None else since.moment(now)
-        end = EVER if until is None else until.moment(now)
-        ordered(start, end)
+        start, end = span(since, until, now)
+        when = start or 0, EVER if end is None else end
         with writing(path) as file, busy("lines", beside=file) as step:
-            lines = _counted(place.ledger.lines(span=(start, end)), step)
+            lines = _counted(place.ledger.lines(span=when), step)
             left_out = _LeftOut()
             if meter is not None:
                 rows = _events(meter, lines, now, left_out)
@@ -122,7 +123,7 @@ class _LeftOut:
         return f"{many(self.why.total(), 'execution')} left out: {', '.join(kinds)}"
 
     def _names(self) -> str:
-        names = [repr(name) if name else "none named" for name in list(self.names)[:NAMED]]
+        names = [brief(repr(name)) if name else "none named" for name in list(self.names)[:NAMED]]
         more = len(self.names) - NAMED
         return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
 
@@ -168,30 +169,37 @@ def tail(task_type: str | None, interval: float, as_json: bool) -> int:
     if interval != interval:  # noqa: PLR0124 - what is no number passes every range
         raise click.BadParameter("nan is no length of time", param_hint="'--interval'")
     on = paper()
+    with _until_interrupted(), opened(begun=True) as place, _until_interrupted():
+        follow = Follow(place, task_type)
+        there = True
+        while True:
+            try:
+                for line in follow.look():
+                    if as_json:
+                        click.echo(json.dumps(plain.line(line), separators=(",", ":")))
+                    else:
+                        details.event(on, line)
+            except StoreUnavailableError as error:
+                if not follow.began:
+                    raise
+                if there:
+                    say(f"{error} (trying again)")
+                there = False
+            else:
+                if not there:
+                    say("the store is back")
+                there = True
+            time.sleep(interval)
+    return FINE
+
+
+@contextmanager
+def _until_interrupted() -> Iterator[None]:
+    """Ctrl-C ends it; after that it does nothing: the process is about to end."""
     try:
-        with opened(begun=True) as place:
-            follow = Follow(place, task_type)
-            there = True
-            while True:
-                try:
-                    for line in follow.look():
-                        if as_json:
-                            click.echo(json.dumps(plain.line(line), separators=(",", ":")))
-                        else:
-                            details.event(on, line)
-                except StoreUnavailableError as error:
-                    if not follow.began:
-                        raise
-                    if there:
-                        say(f"{error} (trying again)")
-                    there = False
-                else:
-                    if not there:
-                        say("the store is back")
-                    there = True
-                time.sleep(interval)
+        yield
     except KeyboardInterrupt:
-        return FINE
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Follow:

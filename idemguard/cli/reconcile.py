@@ -5,6 +5,7 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -16,12 +17,12 @@ import click
 from idemguard import billing
 from idemguard.cli.base import FINE, opened, paper, standard_input, where
 from idemguard.cli.output import busy
-from idemguard.cli.times import When, ordered, since_until
+from idemguard.cli.times import When, since_until, span
 from idemguard.ledger import EVER
 from idemguard.record import Status
 from idemguard.report import plain
 from idemguard.report.tables import BAD, GOOD, QUIET
-from idemguard.report.words import decimal_text, harmless, iso, local, many
+from idemguard.report.words import brief, decimal_text, harmless, iso, local, many, stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 DIFFERENT = 1
 MOST = 20  # events of a kind, and days, that people are shown
+NAMED = 3  # names of events that a sentence tells
 _SUMS = ("expected", "sent", "missing", "double", "differing", "extra")
 
 
@@ -127,26 +129,40 @@ def reconcile(
         with _reading(sent_file) as lines:
             told = list(billing.sent(lines, meter.event_name))
     except (OSError, ValueError) as error:
-        name = "standard input" if sent_file == "-" else sent_file
-        raise click.ClickException(f"{name}: {_why(error)}") from error
+        raise click.ClickException(f"{_called(sent_file)}: {_why(error)}") from error
     ours = [one for one in told if one.event_name == meter.event_name]
+    if told and not ours:  # all would be missing, and somebody would send it again
+        names = Counter(one.event_name for one in told)
+        raise click.ClickException(
+            f"{_called(sent_file)}: none of its {many(len(told), 'event')} is named "
+            f"{brief(repr(meter.event_name))}, but {_named(names)} (--event-name)"
+        )
     with opened() as place, busy("reading"):
         now = place.ledger.now()
-        start = 0 if since is None else since.moment(now)
-        end = EVER if until is None else until.moment(now)
-        ordered(start, end)
-        span = billing.whole_seconds(start, end)
-        found = billing.reconcile(meter, place.ledger.lines(span=span), ours, span)
+        start, end = span(since, until, now)
+        when = billing.whole_seconds(start or 0, EVER if end is None else end)
+        found = billing.reconcile(meter, place.ledger.lines(span=when), ours, when)
     others = len(told) - len(ours)
-    upto = now if until is None else end
+    upto = now if end is None else end
     if as_json:
-        about = {"since": None if since is None else iso(start), "until": iso(upto)}
+        about = {"since": iso(start), "until": iso(upto)}
         about["namespace"] = place.namespace
         click.echo(plain.dump({**about, **_told(meter, found, others)}), nl=False)
     else:
-        when = f"{'all' if since is None else local(start)} until {local(upto)}"
-        _show(paper(), f"Namespace {harmless(place.namespace)}, {when}", meter, found, others)
+        times = f"all until {local(upto)}" if start is None else stretch(start, upto)
+        _show(paper(), f"Namespace {harmless(place.namespace)}, {times}", meter, found, others)
     return FINE if found.equal else DIFFERENT
+
+
+def _called(file: str) -> str:
+    return "standard input" if file == "-" else file
+
+
+def _named(names: Counter[str]) -> str:
+    """Names of events, the most frequent first."""
+    told = [brief(repr(name)) for name, _ in names.most_common(NAMED)]
+    more = len(names) - NAMED
+    return ", ".join(told) + (f" and {more:,} more" if more > 0 else "")
 
 
 @contextmanager

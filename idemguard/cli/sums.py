@@ -7,13 +7,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 import click
 
 from idemguard.cli.base import FINE, absent, answer, opened, paper, shown_store, where
 from idemguard.cli.output import busy, to_file, writing
-from idemguard.cli.times import When, ordered, since_until, window
+from idemguard.cli.times import When, of_window, since_until, span, window
 from idemguard.report import details, gather, plain, tables
+from idemguard.report.gather import task_types
+from idemguard.report.words import alike, brief
+
+if TYPE_CHECKING:
+    from idemguard.cli.base import Place
 
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -37,9 +43,7 @@ def report(
     """How much runs twice, who does it, what it cost, what was saved."""
     with opened() as place, busy("reading"):
         now = place.ledger.now()
-        start = None if since is None else since.moment(now)
-        end = None if until is None else until.moment(now)
-        ordered(start, now + 1 if end is None else end)
+        start, end = span(since, until, now)
         found = gather(
             place.ledger, since=start, until=end, task_type=task_type, agent=agent,
             store=shown_store(),
@@ -71,16 +75,17 @@ def explain(task_type: str, form: str, since: When | None, until: When | None) -
     """
     with opened() as place, busy("reading"):
         now = place.ledger.now()
-        start = 0 if since is None else since.moment(now)
-        end = now + 1 if until is None else until.moment(now)
-        ordered(start, end)
-        found = place.ledger.explain(task_type, span=(start, end))
-        growths = place.ledger.growth(span=(start, end), task_type=task_type)
-        ran = place.ledger.task_type_summary(task_type, span=(start, end))["executions"]
+        start, end = span(since, until, now)
+        when = start or 0, now + 1 if end is None else end
+        found = place.ledger.explain(task_type, span=when)
+        growths = place.ledger.growth(span=when, task_type=task_type)
+        ran = place.ledger.task_type_summary(task_type, span=when)["executions"]
+        hint = "" if found.executions or ran else _misspelt(place, task_type)
     if not found.executions:
         times = "time" if ran == 1 else "times"
         why = f"; it was executed {ran:,} {times}, but no line of it is kept" if ran else ""
-        return absent(f"nothing is known of task type {task_type} in {place.namespace}{why}")
+        about = f"task type {brief(task_type)} in {brief(place.namespace)}"
+        return absent(f"nothing is known of {about}{why}{hint}")
     if form == "json":
         click.echo(plain.dump(plain.explanation(found, growths)), nl=False)
     else:
@@ -102,17 +107,18 @@ def compare(a: tuple[When, When], b: tuple[When, When], form: str, task_type: st
     """
     with opened() as place, busy("reading"):
         now = place.ledger.now()
-        before, after = ((start.moment(now), end.moment(now)) for start, end in (a, b))
-        ordered(*before, what="--a")
-        ordered(*after, what="--b")
+        before, after = of_window("--a", a, now), of_window("--b", b, now)
         found = place.ledger.compare(_times(before), _times(after))
         growths = place.ledger.growth(span=after)
+        missing = task_type not in (None, *(one.task_type for one in found.changes))
+        hint = _misspelt(place, task_type or "") if missing else ""
     if task_type is not None:
         found = replace(
             found, changes=tuple(one for one in found.changes if one.task_type == task_type)
         )
         if not found.changes:
-            return absent(f"nothing is known of task type {task_type} in {place.namespace}")
+            about = f"task type {brief(task_type)} in {brief(place.namespace)}"
+            return absent(f"nothing is known of {about}{hint}")
         found = replace(found, total=found.changes[0])
         growths = [one for one in growths if one.task_type == task_type]
     if form == "json":
@@ -120,6 +126,12 @@ def compare(a: tuple[When, When], b: tuple[When, When], form: str, task_type: st
     else:
         details.comparison(paper(), found, growths)
     return FINE
+
+
+def _misspelt(place: Place, task_type: str) -> str:
+    """Which task types look like one that never was; nothing of one that was."""
+    known = task_types(place.ledger)
+    return "" if task_type in known else f"; {''.join(alike(task_type, known))}"
 
 
 def _times(span: tuple[int, int]) -> tuple[datetime, datetime]:

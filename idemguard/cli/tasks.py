@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from math import isfinite
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -17,7 +18,9 @@ from idemguard.cli.times import length
 from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.idempotent import Guard
 from idemguard.report import details, plain
-from idemguard.report.words import harmless, iso
+from idemguard.report.tables import QUIET
+from idemguard.report.words import brief, harmless, iso
+from idemguard.telemetry import FINGERPRINT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 
 FEWEST, WHOLE = 8, 64  # digits of a fingerprint
 SHOWN = 16
+MOST_TYPED = 80  # characters of what was typed as a fingerprint: one with a wrong digit is whole
 MOST = 10  # places, or fingerprints, that a sentence names
 
 
@@ -64,10 +68,10 @@ class _Which:
 
     def missing(self, place: Place) -> int:
         """Say that there are none."""
-        where_ = "" if self.scope is None else f", scope {self.scope or '(none)'}"
-        where_ += "" if self.version is None else f", version {self.version or '(none)'}"
+        where_ = "" if self.scope is None else f", scope {brief(self.scope) or '(none)'}"
+        where_ += "" if self.version is None else f", version {brief(self.version) or '(none)'}"
         return absent(
-            f"no task of namespace {place.namespace}{where_} has a fingerprint that begins "
+            f"no task of namespace {brief(place.namespace)}{where_} has a fingerprint that begins "
             f"with {self.prefix}"
         )
 
@@ -80,7 +84,9 @@ def _listed(names: Sequence[str]) -> str:
 def _prefix(_: click.Context, __: click.Parameter, value: str) -> str:
     digits = value.strip().lower()
     if set(digits) - set("0123456789abcdef") or len(digits) > WHOLE:
-        raise click.BadParameter(f"{value!r} is no fingerprint: it has 64 hex digits, or the first")
+        raise click.BadParameter(
+            f"{brief(repr(value), MOST_TYPED)} is no fingerprint: it has 64 hex digits, or the first"
+        )
     if len(digits) < FEWEST:
         raise click.BadParameter(f"{value!r} is too short: give {FEWEST} digits or more")
     return digits
@@ -137,7 +143,10 @@ def show(
         return FINE
     on = paper()
     kinds = dict.fromkeys(line.task_type for _, record, _ in found for line in record.lines)
-    on.say(f"{details.listed(kinds)}  {addresses[0].fingerprint}", "bold")
+    fingerprint = addresses[0].fingerprint
+    on.say(f"{details.listed(kinds)}  {fingerprint}", "bold")
+    if any(line.trace_id is not None for _, record, _ in found for line in record.lines):
+        on.say(f"all its calls in traces: {FINGERPRINT}={fingerprint[:SHOWN]}", QUIET)
     for address, record, now in found:
         details.task(on, address, record, now)
         for line in record.lines:
@@ -251,7 +260,7 @@ def resolve(
         if len(addresses) > 1:
             raise click.UsageError(
                 f"{addresses[0].fingerprint[:SHOWN]} is in {len(addresses)} places: "
-                f"{_listed([f'({details.place(one)})' for one in addresses])}; name one "
+                f"{_listed([f'({_briefly(one)})' for one in addresses])}; name one "
                 "with --scope and --task-version"
             )
         (address,) = addresses
@@ -262,6 +271,12 @@ def resolve(
         )
         click.echo(f"resolved: {address.fingerprint[:SHOWN]}, {details.place(address)}")
     return FINE
+
+
+def _briefly(address: Address) -> str:
+    """Its scope and version, short enough for a sentence."""
+    version = None if address.version is None else brief(address.version)
+    return details.place(address._replace(scope=brief(address.scope), version=version))
 
 
 def _task(address: Address, kind: str = "task") -> Task:
@@ -275,10 +290,17 @@ def _parsed(text: str) -> Any:
         except UnicodeDecodeError:
             raise click.BadParameter("JSON: standard input is no UTF-8 text") from None
     try:
-        return json.loads(text, parse_constant=_refused)
+        return json.loads(text, parse_constant=_refused, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise click.BadParameter(f"JSON: {str(error) or type(error).__name__}") from None
 
 
 def _refused(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not isfinite(number):
+        raise ValueError(f"a number beyond all bounds: {brief(text)}")
+    return number

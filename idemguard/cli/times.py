@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from idemguard.report.words import brief
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,9 +35,13 @@ class When:
     at: int | None = None
     ago: int = 0
 
+    def exact(self, now: int) -> int:
+        """In ms since 1970; before that it is negative."""
+        return now - self.ago if self.at is None else self.at
+
     def moment(self, now: int) -> int:
         """In ms since 1970, not before."""
-        return max(0, now - self.ago if self.at is None else self.at)
+        return max(0, self.exact(now))
 
 
 def when(text: str) -> When:
@@ -55,7 +61,7 @@ def when(text: str) -> When:
         seconds = moment.astimezone(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     except (ValueError, OverflowError, OSError):
         raise click.BadParameter(
-            f"{text!r} is no time: 15m, 24h or 7d ago, or ISO as 2026-11-30T09:00"
+            f"{brief(repr(text))} is no time: 15m, 24h or 7d ago, or ISO as 2026-11-30T09:00"
         ) from None
     return When(at=seconds // timedelta(milliseconds=1))
 
@@ -66,7 +72,7 @@ def length(_: click.Context, __: click.Parameter, value: str | None) -> float | 
         return None
     found = _AGO.fullmatch(value.strip())
     if found is None:
-        raise click.BadParameter(f"{value!r} is no length of time, as 15m, 24h or 7d")
+        raise click.BadParameter(f"{brief(repr(value))} is no length of time, as 15m, 24h or 7d")
     return float(found[1]) * _UNITS[found[2]] / 1000
 
 
@@ -77,7 +83,9 @@ def _when(_: click.Context, __: click.Parameter, value: str | None) -> When | No
 def _window(_: click.Context, __: click.Parameter, value: str) -> tuple[When, When]:
     start, dots, end = value.partition("..")
     if not dots or not start:
-        raise click.BadParameter(f"{value!r} is no window, as 2d..1d or 2026-11-01..2026-11-08")
+        raise click.BadParameter(
+            f"{brief(repr(value))} is no window, as 2d..1d or 2026-11-01..2026-11-08"
+        )
     return when(start), when(end) if end else When()
 
 
@@ -101,7 +109,41 @@ def since_until(function: Any) -> Any:
     )(function)
 
 
-def ordered(since: int | None, until: int, what: str = "--since") -> None:
-    """Raise where a window ends before it begins."""
-    if since is not None and since >= until:
-        raise click.BadParameter(f"{what}: its start is not before its end")
+def span(since: When | None, until: When | None, now: int) -> tuple[int | None, int | None]:
+    """The time of `--since` and `--until`, from when to before when, in ms since 1970.
+
+    Returns:
+        None for what is not given. A time that lies before 1970 is the first ms of it, in which
+        nothing happened.
+
+    Raises:
+        click.BadParameter: no time lies between them, or all of it is to come.
+
+    """
+    if since is None:
+        return None, None if until is None else max(1, until.moment(now))
+    if until is None:
+        if since.exact(now) > now:
+            raise click.BadParameter("--since: it lies in the future")
+        return since.moment(now), None
+    if since.exact(now) >= until.exact(now):
+        raise click.BadParameter("--since: it is not before --until")
+    return _between(since, until, now)
+
+
+def of_window(name: str, window: tuple[When, When], now: int) -> tuple[int, int]:
+    """The time of an option `START..END`, in the same way.
+
+    Raises:
+        click.BadParameter: its start is not before its end.
+
+    """
+    start, end = window
+    if start.exact(now) >= end.exact(now):
+        raise click.BadParameter(f"{name}: its start is not before its end")
+    return _between(start, end, now)
+
+
+def _between(start: When, end: When, now: int) -> tuple[int, int]:
+    first = start.moment(now)
+    return first, max(first + 1, end.moment(now))

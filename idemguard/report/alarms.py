@@ -8,19 +8,20 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from idemguard import alerts, config
 from idemguard.ledger import EVER
 from idemguard.record import Execution, Status
-from idemguard.report.words import brief, harmless, local, many, minute, short
+from idemguard.report.words import brief, harmless, many, minute, short, stretch
 from idemguard.windows import FINE, SPAN, Window, total
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from fractions import Fraction
 
-    from idemguard.alerts import Alert, Figure, Limits
+    from idemguard.alerts import Alert, Figure, Limit, Limits, Measured
     from idemguard.ledger import ExecutionLedger
     from idemguard.record import Record
 
@@ -31,6 +32,12 @@ SHARES = {
     "fallback": ("call", "that found a claim ran beside its leader"),
     "unguarded": ("execution", "were unguarded"),
     "usage": ("execution", "ended and told no usage"),
+}
+# what each kind is looked for in, where it is not all executions
+IN = {
+    "fallback": ("call", "that found a claim"),
+    "tokens": ("execution", "of task types with a baseline"),
+    "usage": ("execution", "that ended"),
 }
 COUNTS = {
     "drops": "handed back by everybody",
@@ -69,7 +76,7 @@ class Checked:
         end: of them, ms.
         calls: that ended in them.
         executions: that started in them.
-        windows: of the three, in which any did.
+        measured: in how much each kind was looked for; empty where it was too long ago.
         empty: whether nothing was ever called or executed.
         alerts: one for each kind at most; `Untold` where it was too long ago.
 
@@ -81,7 +88,7 @@ class Checked:
     end: int
     calls: int
     executions: int
-    windows: int
+    measured: Sequence[Measured]
     empty: bool
     alerts: Sequence[Alert]
 
@@ -127,8 +134,9 @@ def check(
         replace(one, trimmed=(one.kind, one.task_type) in trimmed)
         for one in alerts.alerting(windows, limits, moment)
     ]
+    measured = alerts.measured(windows, limits, moment)
     if not found and starts[0] + FINE <= ledger.now():
-        found = Untold()
+        found, measured = Untold(), []
     return Checked(
         namespace=ledger.namespace,
         limits=limits,
@@ -136,7 +144,7 @@ def check(
         end=starts[-1] + SPAN,
         calls=calls,
         executions=executions,
-        windows=len({one.key.start for one in there if one.executions > 0}),
+        measured=measured,
         empty=not calls and not executions and not ledger.windows(),
         alerts=found,
     )
@@ -247,14 +255,47 @@ def quiet(found: Checked) -> str:
     when = times(found.start, found.end)
     if not found.calls and not found.executions:
         return f"no alert: nothing was called or executed from {when} in namespace {namespace}"
-    on = ", ".join(found.limits.on) or "nothing"
-    least = min((found.limits.of[kind].volume for kind in found.limits.on), default=0)
-    needs = [f"{least:,}"] if found.executions < least else []
-    if found.windows < alerts.ROW:
-        had = f"only {found.windows}" if found.windows else "none"
+    return f"no alert: {looked_for(found, when=f' from {when}')}"
+
+
+def looked_for(found: Checked, name: Callable[[str], str] = str, *, when: str = "") -> str:
+    """What was looked for, in how much of what; and what could not be.
+
+    Args:
+        found: what was looked at.
+        name: what stands for a kind.
+        when: what stands for its time, behind what was looked at.
+
+    """
+    kinds: dict[str, list[str]] = {}
+    unknown = list[str]()
+    for one in found.measured:
+        told = _looked_at(one, found.limits.of[one.kind])
+        if told is None:
+            unknown.append(
+                f"{name(one.kind)} could not be checked: there is no baseline yet (that takes "
+                f"{found.limits.of[one.kind].volume:,} executions of a task type in the 7 days before)"
+            )
+        else:
+            kinds.setdefault(told, []).append(name(one.kind))
+    parts = [f"{', '.join(names)} checked in {told}" for told, names in kinds.items()]
+    seen = [f"{'; '.join(parts)}{when}"] if parts else []
+    return "; ".join([*seen, *unknown]) or "nothing is checked"
+
+
+def _looked_at(one: Measured, limit: Limit) -> str | None:
+    """In how much a kind was looked for, and why that may be too little; None: in nothing."""
+    if one.of is None:
+        return None
+    what, which = IN.get(one.kind, ("execution", ""))
+    needs = list[str]()
+    if one.most < limit.volume:
+        needs.append(f"{limit.volume:,}{' of one task type' if one.kind == 'tokens' else ''}")
+    if one.windows < alerts.ROW:
+        had = f"only {one.windows}" if one.windows else "none"
         needs.append(f"some in each of the {alerts.ROW} windows: {had} had any")
     few = f" (an alert needs {' and '.join(needs)})" if needs else ""
-    return f"no alert: {on} checked in {many(found.executions, 'execution')}{few} from {when}"
+    return f"{many(one.of, what)}{f' {which}' if which else ''}{few}"
 
 
 def named(task_type: str) -> str:
@@ -280,9 +321,7 @@ def _figure(kind: str, figure: Figure, where: Sequence[Piece | str]) -> list[Pie
 
 def times(start: int, end: int) -> str:
     """From when to when, in local time, which is named: it may be read elsewhere."""
-    offset = local(end, "%z")
-    zone = "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:]}"
-    return f"{local(start, '%Y-%m-%d %H:%M')} to {local(end, '%H:%M')} {zone}"
+    return stretch(start, end, "%Y-%m-%d %H:%M", "%H:%M", named=True)
 
 
 def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
@@ -292,10 +331,11 @@ def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
         alert: that is to be explained.
         namespace: whose ledger it is about. It is named unless it is what is read where nothing
             is said, here and wherever else nothing is set.
-        store: the URL that the command line named, or None.
+        store: the URL that the command line named, or None. A file is named by its whole path:
+            the command may be typed in another folder.
 
     """
-    options = "" if store is None else f"--store {_quoted(store)} "
+    options = "" if store is None else f"--store {_quoted(_wherever(store))} "
     if not namespace == config.namespace(config.Settings()) == "default":
         options += f"--namespace {_quoted(namespace)} "
     what = (_SINCE if alert.trimmed else COMMANDS[alert.kind]).format(
@@ -305,6 +345,12 @@ def command(alert: Alert, namespace: str, *, store: str | None = None) -> str:
         task_type=_quoted(alert.task_type),
     )
     return f"idemguard {options}{what}"
+
+
+def _wherever(store: str) -> str:
+    """The URL by which a store is found from every folder."""
+    scheme, separator, path = store.partition(":///")
+    return f"{scheme}{separator}{Path(path).absolute()}" if scheme == "sqlite" else store
 
 
 def _quoted(text: str) -> str:

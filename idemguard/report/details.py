@@ -11,7 +11,7 @@ from urllib.parse import quote
 from idemguard.record import DUPLICATES, Status
 from idemguard.report.lines import unpriced
 from idemguard.report.tables import BAD, DIGITS, GOOD, MOST_ROWS, QUIET, WARNING, growth, missed
-from idemguard.report.words import cell, harmless, lasted, local, many, money, short
+from idemguard.report.words import cell, harmless, lasted, local, many, money, short, stretch
 from idemguard.stores import without_password
 
 if TYPE_CHECKING:
@@ -179,6 +179,8 @@ def explanation(on: Paper, found: Explanation, growths: Iterable[Growth]) -> Non
         told = [f"{harmless(str(name))} {number:,}" for name, number in _most(counts)]
         if told:
             on.say(f"{title}: {', '.join(told)}.")
+    for one in found.advice:
+        on.say(str(one), WARNING if one.duplicates else QUIET)
     if found.missed is None:
         on.say("Missed duplicates: none found.", GOOD)
     else:
@@ -206,7 +208,7 @@ REASONS = ("more\nruns", "more\ndupl.", "bigger\nper run", "price")
 def comparison(on: Paper, found: Comparison, growths: Iterable[Growth]) -> None:
     """Why a bill changed."""
     for name, span in (("a", found.a), ("b", found.b)):
-        on.say(f"{name}: {local(span[0])} to {local(span[1])}", QUIET)
+        on.say(f"{name}: {stretch(*span)}", QUIET)
     if not found.changes:
         on.say("Nothing was executed in either.")
         return

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from idemguard.alerts import Alert, Limits
     from idemguard.ledger import ExecutionLedger
+    from idemguard.report.alarms import Checked
     from idemguard.windows import Window
 
 Row: TypeAlias = dict[str, Any]
@@ -49,8 +50,7 @@ class Report:
             older than a day, each day in UTC where it is of more than 31 days): `start` and `end`
             (ms), `executions`, `duplicates` and `duplication_rate`; oldest first.
         worst_tasks: those whose duplicates wasted most.
-        limits: what was looked for.
-        alerts: what alerts at its end.
+        checked: what alerts at its end, and in how much it was looked for.
         looked_at: how many of the newest lines the rest is told by.
         workers: what each executed, as `lines.workers` has it.
         drops: tasks that were only ever handed back.
@@ -58,6 +58,7 @@ class Report:
         missed_duplicates: executions that repeat others but for a field or two.
         growth: task types whose input grows from step to step.
         store: the URL that the command line named, for commands that are shown; None: none.
+        known: the task types that there are, where the one that it is about never was; else None.
 
     """
 
@@ -71,8 +72,7 @@ class Report:
     agents: Sequence[Row]
     over_time: Sequence[Row]
     worst_tasks: Sequence[Worst]
-    limits: Limits
-    alerts: Sequence[Alert]
+    checked: Checked
     looked_at: int
     workers: Sequence[Row]
     drops: Sequence[findings.Drop]
@@ -80,6 +80,17 @@ class Report:
     missed_duplicates: Sequence[findings.Missed]
     growth: Sequence[findings.Growth]
     store: str | None = None
+    known: Sequence[str] | None = None
+
+    @property
+    def limits(self) -> Limits:
+        """What was looked for."""
+        return self.checked.limits
+
+    @property
+    def alerts(self) -> Sequence[Alert]:
+        """What alerts at its end."""
+        return self.checked.alerts
 
     @property
     def empty(self) -> bool:
@@ -125,7 +136,11 @@ def gather(
     lines = ledger.newest(span=span, task_type=task_type, agent=agent, windows=all_)
     drops, loops = ledger.handed_back(lines)
     end = now if until is None else until
-    alarms = check(ledger, limits, min(now, end), task_type=task_type, agent=agent)
+    checked = check(ledger, limits, min(now, end), task_type=task_type, agent=agent)
+    known = None
+    if task_type is not None and not windows:
+        ever = task_types(ledger)
+        known = None if task_type in ever else ever
     return Report(
         namespace=ledger.namespace,
         since=since,
@@ -137,8 +152,7 @@ def gather(
         agents=_each("agent", windows),
         over_time=_over_time(windows),
         worst_tasks=worst(lines),
-        limits=limits,
-        alerts=alarms.alerts,
+        checked=checked,
         looked_at=len(lines),
         workers=workers(lines),
         drops=drops,
@@ -146,7 +160,13 @@ def gather(
         missed_duplicates=findings.missed(lines),
         growth=findings.growth(lines),
         store=store,
+        known=known,
     )
+
+
+def task_types(ledger: ExecutionLedger) -> list[str]:
+    """All that anything was ever called as, by name."""
+    return sorted({one.key.task_type for one in ledger.windows()})
 
 
 def _each(name: str, windows: Sequence[Window]) -> list[Row]:

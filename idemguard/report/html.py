@@ -20,6 +20,8 @@ from idemguard.report.tables import (
     DIGITS,
     MOST_ROWS,
     bill,
+    doubled,
+    doubled_share,
     hidden,
     in_all,
     newest,
@@ -146,16 +148,12 @@ def _rest(more: int) -> Element | None:
 
 
 def _alerts(found: Report, times: Times) -> Element:
-    kinds = [
-        f"{kind} over {alarms.limit(kind, found.limits.of[kind].over)}" for kind in found.limits.on
-    ]
     if isinstance(found.alerts, alarms.Untold):
         late = "Whether anything alerted then can no longer be told"
         return tag("p", f"{late}: windows of five minutes are kept for a day.", class_="quiet")
     if not found.alerts:
-        checked = f"checked for {', '.join(kinds)}" if kinds else "nothing is checked"
         last = "No alert in the last three windows of five minutes"
-        return tag("p", f"{last}; {checked}.", class_="quiet")
+        return tag("p", f"{last}; {_looked_for(found)}.", class_="quiet")
     lines: list[Element] = []
     for alert in found.alerts:
         when = times.tag(alert.start, "%Y-%m-%d %H:%M"), " to ", times.tag(alert.end, "%H:%M")
@@ -175,15 +173,24 @@ def _alerts(found: Report, times: Times) -> Element:
     )
 
 
+def _looked_for(found: Report) -> str:
+    checked = found.checked
+    if checked.limits.on and not checked.calls and not checked.executions:
+        return "nothing was called or executed in them"
+    return alarms.looked_for(
+        checked, lambda kind: f"{kind} over {alarms.limit(kind, checked.limits.of[kind].over)}"
+    )
+
+
 def _in_words(task_type: str) -> Element:
     return tag("bdi", alarms.named(task_type))
 
 
 def _empty(found: Report) -> Element:
-    before, name, after = nothing(found)
+    told = [foreign(text) if at % 2 else text for at, text in enumerate(nothing(found))]
     return tag(
         "div",
-        tag("p", before, foreign(name), after),
+        tag("p", *told),
         note("What guarded tasks do is shown here as soon as one is called; ",
              tag("code", "idemguard report --namespace NAME"), " shows another namespace."),
         class_="empty",
@@ -202,7 +209,6 @@ def _paid(rows: Iterable[Row]) -> bool:
 def _figures(found: Report) -> Element:
     totals, limit = found.totals, _limit(found)
     unknown = 0 < totals["executions"] <= totals["without_usage"]
-    doubled = round(totals["doubled_share"] * totals["tasks"])
     lost = unknown and totals["duplicates"]  # what duplicates took is not told either
     of_limit = "" if limit is None else f"; limit {alarms.limit('duplication', limit)}"
     if _paid([totals]):
@@ -224,8 +230,7 @@ def _figures(found: Report) -> Element:
             f"{totals['duplicates']:,} of {many(totals['executions'], 'execution')}{of_limit}",
         ),
         (
-            "Doubled share", share(totals["doubled_share"]),
-            f"{doubled:,} of {many(totals['tasks'], 'task')}",
+            "Doubled share", doubled_share(totals), doubled(totals),
         ),
     )  # fmt: skip
     return tag(
@@ -335,7 +340,7 @@ def _cost(of: str, title: str, name: str, rows: Sequence[Row]) -> Element | None
             *([cell(row["total_tokens"])] if paid else []),
             cell(row["executions"]),
             share(row["duplication_rate"]),
-            share(row["doubled_share"]),
+            doubled_share(row),
         )
         for row in rows[:MOST_ROWS]
     ]

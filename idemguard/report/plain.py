@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from fractions import Fraction
 
-    from idemguard.alerts import Alert, Figure, Limit, Limits
+    from idemguard.alerts import Alert, Figure, Limit
     from idemguard.change import Change, Comparison, Part
     from idemguard.findings import Drop, Explanation, Growth, Loop, Missed
     from idemguard.record import Execution
@@ -82,7 +82,7 @@ def report(found: Report) -> dict[str, Any]:
             {**row, "start": iso(row["start"]), "end": iso(row["end"])} for row in found.over_time
         ],
         "worst_tasks": [worst_task(one) for one in found.worst_tasks],
-        "checked": _checked(found.limits),
+        "checked": _checked(found.checked),
         "alerts": [alert(one, found.namespace, store=found.store) for one in found.alerts],
         "drops": [handed_back(drop) for drop in found.drops],
         "loops": [handed_back(loop) for loop in found.loops],
@@ -179,7 +179,7 @@ def checked(found: Checked, *, store: str | None = None) -> dict[str, Any]:
         "calls": found.calls,
         "executions": found.executions,
         "empty": found.empty,
-        "checked": _checked(found.limits),
+        "checked": _checked(found),
         "alerts": [alert(one, found.namespace, store=store) for one in found.alerts],
     }
 
@@ -201,8 +201,12 @@ def alert(found: Alert, namespace: str, *, store: str | None = None) -> dict[str
     }
 
 
-def _checked(limits: Limits) -> list[dict[str, Any]]:
-    return [{"kind": kind, **_limit(kind, limits.of[kind])} for kind in limits.on]
+def _checked(found: Checked) -> list[dict[str, Any]]:
+    of = {one.kind: one.of for one in found.measured}
+    return [
+        {"kind": kind, **_limit(kind, found.limits.of[kind]), "of": of.get(kind)}
+        for kind in found.limits.on
+    ]
 
 
 def _limit(kind: str, limit: Limit) -> dict[str, Any]:
@@ -231,6 +235,16 @@ def explanation(found: Explanation, growths: Iterable[Growth]) -> dict[str, Any]
         "causes": {str(cause): number for cause, number in found.causes.items()},
         "workers": dict(found.workers),
         "duplicates_by": dict(found.duplicates_by),
+        "advice": [
+            {
+                "cause": str(one.cause),
+                "executions": one.executions,
+                "duplicates": one.duplicates,
+                "why": one.why,
+                "remedy": one.remedy,
+            }
+            for one in found.advice
+        ],
         "missed_duplicates": None if found.missed is None else missed(found.missed),
         "dropped": dict(found.dropped),
         "unmatched": list(found.unmatched),

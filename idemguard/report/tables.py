@@ -8,7 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from idemguard.report import alarms
-from idemguard.report.words import cell, harmless, local, many, money, share, short, spent
+from idemguard.report.words import (
+    alike,
+    cell,
+    harmless,
+    local,
+    many,
+    money,
+    share,
+    short,
+    spent,
+    stretch,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -61,14 +72,14 @@ def _about(found: Report) -> str:
 
 
 def _window(found: Report) -> str:
-    until = local(found.until)
     if found.since is None:
-        return f"all until {until}"
-    return f"{local(found.since)} to {until}, sums by whole windows of five minutes or an hour"
+        return f"all until {local(found.until)}"
+    span = stretch(found.since, found.until)
+    return f"{span}, sums by whole windows of five minutes or an hour"
 
 
-def nothing(found: Report) -> tuple[str, str, str]:
-    """That a report is empty, and of what: a sentence, in whose middle stands a foreign name.
+def nothing(found: Report) -> list[str]:
+    """That a report is empty, and of what: a sentence, at every second place a foreign name.
 
     A name that is misspelt has an empty report too, and a clock that was set back hides what
     there is: so it does not say that there is nothing else.
@@ -80,9 +91,13 @@ def nothing(found: Report) -> tuple[str, str, str]:
     if found.agent is not None:
         names.append(f"agent {harmless(found.agent) or '(none)'}")
     if names:
-        return f"Nothing that was called or executed {when} matches ", " and ".join(names), "."
+        told = [f"Nothing that was called or executed {when} matches ", " and ".join(names)]
+        if found.known is None or found.task_type is None:
+            return [*told, "."]
+        first, *more = alike(found.task_type, found.known)
+        return [*told, f"; {first}", *more] if more else [*told, f"; {first}."]
     about = f"Nothing was called or executed {when}: namespace "
-    return about, harmless(found.namespace), " was not used."
+    return [about, harmless(found.namespace), " was not used."]
 
 
 # --- alerts ----------------------------------------------------------------------------------------
@@ -110,20 +125,14 @@ def checked(on: Paper, found: Checked, *, store: str | None = None) -> None:
 
 def _headline(on: Paper, totals: Row) -> None:
     paid = bool(totals["charged"] or totals["wasted"] or totals["saved"])
-    doubled = round(totals["doubled_share"] * totals["tasks"])
     duplicates, currency = totals["duplicates"], totals["currency"]
-    if duplicates and not totals["tasks"]:
+    if totals["doubled"] or duplicates:
+        told = doubled(totals)
+        if totals["tasks"] and totals["doubled"] <= totals["tasks"]:
+            told += f" (doubled share {doubled_share(totals)})"
         on.say(
-            f"Runs twice: all {many(totals['executions'], 'execution')} here are of tasks that were "
-            f"executed first elsewhere; {duplicates:,} are duplicates.",
-            BAD,
-        )
-    elif doubled or duplicates:
-        on.say(
-            f"Runs twice: {doubled:,} of {many(totals['tasks'], 'task')} "
-            f"(doubled share {share(totals['doubled_share'])}); {duplicates:,} of "
-            f"{many(totals['executions'], 'execution')} are duplicates (duplication rate "
-            f"{share(totals['duplication_rate'])}).",
+            f"Runs twice: {told}; {duplicates:,} of {many(totals['executions'], 'execution')} are "
+            f"duplicates (duplication rate {share(totals['duplication_rate'])}).",
             BAD if duplicates else WARNING,
         )
     else:
@@ -148,6 +157,32 @@ def _headline(on: Paper, totals: Row) -> None:
         part = f", {share(float(totals['wasted'] / totals['charged']))} of it"
     on.say(f"Cost:  {charged}; duplicates wasted {wasted}{part}.")
     on.say(f"Saved: {saved} by {many(totals['reused'], 'reused call')}.")
+
+
+def doubled(row: Row) -> str:
+    """How many tasks were executed twice, of how many.
+
+    A part of the ledger (some time, one agent) has second executions of tasks whose first one it
+    has not: then it is not known how many tasks there were.
+    """
+    twice, tasks = row["doubled"], row["tasks"]
+    where = "executed first elsewhere (before this time, or by another agent)"
+    if twice > tasks:
+        which = f"at least {twice - tasks:,} of them " if tasks else "all of them "
+        return f"{many(twice, 'task')}, {'' if twice == 1 else which}{where}"
+    if _of_none(row):
+        return f"tasks that were {where}"
+    return f"{twice:,} of {many(tasks, 'task')}"
+
+
+def doubled_share(row: Row) -> str:
+    """The share of tasks that were executed twice; a dash where it is one of none."""
+    return "-" if _of_none(row) else share(row["doubled_share"])
+
+
+def _of_none(row: Row) -> bool:
+    """Whether duplicates are of no task whose first or second execution is counted here."""
+    return bool(row["duplicates"]) and row["tasks"] <= 0 and row["doubled"] <= 0
 
 
 def in_all(totals: Row) -> tuple[str, str]:
@@ -214,7 +249,7 @@ def _rows(on: Paper, title: str, name: str, rows: Sequence[Row]) -> None:
                 _named(row[key]),
                 cell(row["executions"]),
                 share(row["duplication_rate"]),
-                share(row["doubled_share"]),
+                doubled_share(row),
                 cell(row["total_tokens"]),
                 *(_spent(row, paid=paid)),
             ]

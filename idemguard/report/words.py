@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from decimal import Decimal
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
 _STEPS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 LEAST = Decimal("0.0001")  # of money that is told in digits
+ALIKE = 3  # names that are told where one is misspelt
+PART = 3  # characters that are part of a name by more than chance
 _WHOLE = 10_000  # counts below this are told to the last digit
 
 
@@ -82,6 +89,23 @@ def many(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def alike(name: str, known: Sequence[str]) -> list[str]:
+    """Which task types look like one that there is not, else how many there are.
+
+    Returns:
+        A few words, at every second place a foreign name.
+
+    """
+    within = [one for one in known if len(name) >= PART and name in one]
+    near = get_close_matches(name, known, ALIKE) or within[:ALIKE]
+    if not near:
+        return [f"there {'is' if len(known) == 1 else 'are'} {many(len(known), 'task type')}"]
+    told = ["did you mean "]
+    for one in near:
+        told += [brief(harmless(one)), " or "]
+    return [*told[:-1], "?"]
+
+
 def iso(moment: int | None) -> str | None:
     """A time in ms as programs read it: UTC, with its offset; None stays None."""
     if moment is None:
@@ -104,6 +128,38 @@ def local(moment: int, spec: str = "%Y-%m-%d %H:%M:%S") -> str:
         return datetime.fromtimestamp(moment / 1000).astimezone().strftime(spec)
     except (OverflowError, ValueError, OSError):
         return "for ever"
+
+
+def stretch(
+    start: int,
+    end: int,
+    spec: str = "%Y-%m-%d %H:%M:%S",
+    end_spec: str | None = None,
+    *,
+    named: bool = False,
+) -> str:
+    """From when to when, as people here read it.
+
+    Args:
+        start: ms.
+        end: ms.
+        spec: how a time is written.
+        end_spec: how the end is, where it is written otherwise.
+        named: whether the time zone is named; it is where clocks are changed in between.
+
+    """
+    zones = [f" {zone}" if (zone := _zone(moment)) else "" for moment in (start, end)]
+    same = zones[0] == zones[1]
+    first = local(start, spec) + ("" if same else zones[0])
+    return f"{first} to {local(end, end_spec or spec)}{zones[1] if named or not same else ''}"
+
+
+def _zone(moment: int) -> str:
+    """By how much local time is then ahead of UTC; empty beyond the calendar."""
+    offset = local(moment, "%z")
+    if offset[0] not in "+-":
+        return ""
+    return "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:]}"
 
 
 def lasted(span: int) -> str:
