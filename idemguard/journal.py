@@ -35,14 +35,10 @@ HOST = "pytest_idemguard.plugin"  # asked first, if it is loaded
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"
 JOURNAL = "IDEMGUARD_JOURNAL"
 # a namespace of a test session, and what may lie in it; compiled where one is met
-TESTS = r"pytest-[0-9a-f]{10}-(?:[^%]*-(?:t\d+(?:\.\d+)?|f\d+|outside)|session|early|m[0-9a-f]{16})(?:%2F.*)?"
+TESTS = r"pytest-[0-9a-f]{10}-(?:[^%]*-(?:t\d+(?:\.\d+)?|f\d+|outside(?:\.\d+)?)|session|early|m[0-9a-f]{16})(?:%2F.*)?"
 PLACE = "namespace"  # the file of a session's folder that tells in which namespace all others lie
 ROOM = 128  # bytes of it; then comes a mark that somebody writes
 PARENTS = 6  # generations in which a watcher is looked for
-# tests put others in their places
-_getpid, _getppid, _time, _dumps = os.getpid, os.getppid, time.time, json.dumps
-_open, _read, _write, _seek, _close = os.open, os.read, os.write, os.lseek, os.close
-_random, _stat_of = os.urandom, os.fstat
 ASKED = 4096  # calls that have not begun, whose place is remembered
 _LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
@@ -51,6 +47,19 @@ _POOLED = ("worker", "_process_worker")  # their loops
 _OWN = tuple(
     f"{Path(__file__).parent.parent / name}{os.sep}" for name in ("idemguard", "pytest_idemguard")
 )
+
+
+class _Kept:
+    """Functions as they were at the start: tests put others in their places.
+
+    They are no globals, where pyfakefs and freezegun look for them.
+    """
+
+    getpid, getppid = staticmethod(os.getpid), staticmethod(os.getppid)
+    open, close = staticmethod(os.open), staticmethod(os.close)
+    read, write, seek = staticmethod(os.read), staticmethod(os.write), staticmethod(os.lseek)
+    urandom, fstat = staticmethod(os.urandom), staticmethod(os.fstat)
+    dumps, time = staticmethod(json.dumps), staticmethod(time.time)
 
 
 class Watch:
@@ -197,19 +206,19 @@ class Watch:
 
     def emit(self, event: Event) -> None:
         """Tell those who watch; adds which process, and when."""
-        event["pid"], event["at"] = _getpid(), _time()
+        event["pid"], event["at"] = _Kept.getpid(), _Kept.time()
         if self._sink is not None:
             self._sink(event)
         if self._folder is not None:
             self._put(event)
 
     def _put(self, event: Event) -> None:
-        line = _dumps(event, separators=(",", ":"), default=str) + "\n"
+        line = _Kept.dumps(event, separators=(",", ":"), default=str) + "\n"
         try:
             if self._file is None:
                 self._begin_file()
             assert self._file is not None
-            _write(self._file, line.encode())  # at once: what is killed can flush nothing
+            _Kept.write(self._file, line.encode())  # at once: what is killed can flush nothing
         except OSError:
             self._folder = None  # the session is over, and its folder gone
             self._on = self._sink is not None
@@ -217,15 +226,15 @@ class Watch:
     def _begin_file(self) -> None:
         with self._lock:
             if self._file is None:
-                name = f"{self._folder}/{_getpid()}-{_random(4).hex()}.jsonl"
+                name = f"{self._folder}/{_Kept.getpid()}-{_Kept.urandom(4).hex()}.jsonl"
                 flags = os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_WRONLY
-                self._file = _open(name, flags, 0o600)
+                self._file = _Kept.open(name, flags, 0o600)
                 _mark(f"{self._folder}{os.sep}{PLACE}")
 
     def _leave_file(self) -> None:
         if self._file is not None:
             with suppress(OSError):
-                _close(self._file)
+                _Kept.close(self._file)
             self._file = None
 
 
@@ -255,26 +264,26 @@ def of_tests(namespace: str) -> bool:
 def _told(path: str) -> str | None:
     """What stands in a small file, or None: read at each call of a child."""
     try:
-        file = _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
+        file = _Kept.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
     except OSError:
         return None
     try:
-        return _read(file, ROOM).decode(errors="replace")
+        return _Kept.read(file, ROOM).decode(errors="replace")
     except OSError:
         return None
     finally:
-        _close(file)
+        _Kept.close(file)
 
 
 def _mark(path: str) -> None:
     """Tell the session that there is a journal more; it looks for them no more often."""
     with suppress(OSError):
-        file = _open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
+        file = _Kept.open(path, os.O_WRONLY | getattr(os, "O_CLOEXEC", 0))
         try:
-            _seek(file, ROOM, os.SEEK_SET)
-            _write(file, b"1")
+            _Kept.seek(file, ROOM, os.SEEK_SET)
+            _Kept.write(file, b"1")
         finally:
-            _close(file)
+            _Kept.close(file)
 
 
 def _call(nonce: str) -> str:
@@ -326,7 +335,7 @@ def _told_by_parents() -> str | None:
     """A session's folder, from a living parent of the same user that watches."""
     if not hasattr(os, "getppid") or not hasattr(os, "geteuid"):
         return None
-    pid = _getppid()
+    pid = _Kept.getppid()
     for _ in range(PARENTS):
         if pid <= 1:
             break
@@ -345,21 +354,21 @@ def pointer(path: str) -> tuple[bytes, bool] | None:
     import fcntl  # noqa: PLC0415 - not on every platform
 
     try:
-        file = _open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        file = _Kept.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        found = _stat_of(file)
+        found = _Kept.fstat(file)
         ours = found.st_uid == os.geteuid() and not stat.S_IMODE(found.st_mode) & 0o077
         if not ours or not stat.S_ISREG(found.st_mode):
             return None
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:  # held by who wrote it
-            return _read(file, 4096), True
-        return _read(file, 4096), False
+            return _Kept.read(file, 4096), True
+        return _Kept.read(file, 4096), False
     finally:
-        _close(file)
+        _Kept.close(file)
 
 
 def _parent_of(pid: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
+from types import AsyncGeneratorType
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
 
 from idemguard import context
@@ -459,6 +460,8 @@ def _first(stream: AsyncGenerator[Any, Any]) -> Awaitable[Any]:
     A loop that ends closes all streams that it knows, at once: this one must be closed by the one
     around it, which then knows when that has come to its end.
     """
+    if not isinstance(stream, AsyncGeneratorType):  # what it begins itself must be known
+        return anext(stream)
     told = sys.get_asyncgen_hooks().firstiter
     sys.set_asyncgen_hooks(firstiter=None)
     try:

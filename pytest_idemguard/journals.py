@@ -5,18 +5,14 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from pytest_idemguard.kept import Kept
 from pytest_idemguard.place import NOTHING, ROOM
 
 if TYPE_CHECKING:
     from pytest_idemguard.place import Place
-
-# tests put others in their places
-_getpid, _kill, _listdir, _loads = os.getpid, os.kill, os.listdir, json.loads
-_open, _read, _seek, _close = os.open, os.read, os.lseek, os.close
 
 
 class Journals:
@@ -63,10 +59,10 @@ class Journals:
         if self._place is not None:
             self._place.unmark()  # before it is looked: who comes in between marks it anew
         try:
-            names = _listdir(self.folder)
+            names = Kept.listdir(self.folder)
         except OSError:
             return
-        mine = None if self._place is None else f"{_getpid()}-"
+        mine = None if self._place is None else f"{Kept.getpid()}-"
         for name in names:
             if not name.endswith(".jsonl") or name in self._done or name in self._read:
                 continue
@@ -76,23 +72,23 @@ class Journals:
 
 def _bytes(path: str, start: int) -> bytes:
     """What stands in a file from there on."""
-    file = _open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    file = Kept.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
     try:
         if start:
-            _seek(file, start, os.SEEK_SET)
+            Kept.seek(file, start, os.SEEK_SET)
         found = []
-        while data := _read(file, 1 << 20):
+        while data := Kept.read(file, 1 << 20):
             found.append(data)
         return b"".join(found)
     finally:
-        _close(file)
+        Kept.close(file)
 
 
 def _parsed(lines: bytes) -> list[dict[str, Any]]:
     found = []
     for line in lines.splitlines():
         try:
-            found.append(_loads(line))
+            found.append(Kept.loads(line))
         except ValueError:
             continue  # the disk was full
     return found
@@ -105,10 +101,10 @@ def outermost(namespace: str) -> str:
 
 def alive(pid: int) -> bool:
     """Whether a process goes on: one that has ended and is not yet waited for does not."""
-    if pid == _getpid() or os.name == "nt":  # there, asking a process would end it
+    if pid == Kept.getpid() or os.name == "nt":  # there, asking a process would end it
         return True
     try:
-        _kill(pid, 0)
+        Kept.kill(pid, 0)
     except ProcessLookupError:
         return False
     except OSError:

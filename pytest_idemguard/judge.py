@@ -10,6 +10,8 @@ from decimal import Decimal
 from itertools import combinations
 from typing import TYPE_CHECKING, Any, Literal
 
+import pytest
+
 from pytest_idemguard.message import cause
 from pytest_idemguard.plugin import rules_of
 from pytest_idemguard.runs import NOT_TWICE, Book, Run, counted
@@ -66,17 +68,28 @@ class Finding:
         return self.kind, self.task, key, self.fields, self.unit, why
 
 
-def judged(session: Session, attempt: Attempt, *, wide: bool) -> list[Finding]:
+def judged(
+    session: Session, attempt: Attempt, *, wide: bool, lenient: bool = False
+) -> list[Finding]:
     """What is not allowed in a test so far and was not told yet; it counts as told from now on.
 
     Args:
         session: of the test.
         attempt: at it.
         wide: whether it is to be told of what a wider fixture ran.
+        lenient: whether what was asked of it at its start counts, where a marker has come since that
+            says what there is not.
+
+    Raises:
+        pytest.UsageError: there is such a marker.
 
     """
-    rules = rules_of(attempt.item, session.base)
-    attempt.rules = rules  # markers may have come since
+    try:
+        attempt.rules = rules_of(attempt.item, session.base)  # markers may have come since
+    except pytest.UsageError:
+        if not lenient:
+            raise
+    rules = attempt.rules
     found = []
     if not _is_fine(attempt.events, rules):
         found = _new(attempt.told, all_findings(Book(attempt.events), rules, None))

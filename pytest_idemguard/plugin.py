@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pytest_idemguard.kept import Kept
 from pytest_idemguard.settings import (
     CHOICES,
     MODES,
@@ -35,20 +36,17 @@ NAME = "idemguard-session"
 _sessions: list[Session] = []  # the innermost last: a session may run tests that run sessions
 
 
-_getpid = os.getpid  # tests put another in its place
-
-
 class _Early:
     """What runs while the first conftest files are loaded, and has a namespace of its own, too."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
         self._watch: Any = None
-        self._pid = _getpid()
+        self._pid = Kept.getpid()
 
     def join(self, watch: Any) -> bool:
         """idemguard is in use."""
-        if _getpid() != self._pid:  # a forked child finds the session that comes of it
+        if Kept.getpid() != self._pid:  # a forked child finds the session that comes of it
             return False
         self._watch = watch
         watch.begin(self.events.append, None, f"pytest-{os.urandom(5).hex()}-early")

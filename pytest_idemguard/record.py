@@ -144,4 +144,8 @@ def leftovers(session: Session) -> list[dict[str, Any]]:
             if not is_last:
                 continue  # of an attempt that does not count
         found.append(event)
+    going_on = {run.id for run in Book(found).runs.values() if run.status == "open" and run.ran()}
+    for event in found:
+        if event["kind"] == "start" and event["id"] in going_on:
+            event["went_on"] = True
     return found

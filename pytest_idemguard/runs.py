@@ -47,6 +47,7 @@ class Run:
     waited: int = 0  # ms
     test: str | None = None  # during which it ran, where its namespace is no test's
     digests: list[list[str]] = field(default_factory=list)
+    went_on: bool = False  # when its worker told of it; by now that has ended
 
     @property
     def key(self) -> Key:
@@ -60,7 +61,7 @@ class Run:
 
     def abandoned(self) -> bool:
         """Whether its process has died before its end."""
-        return self.status == "open" and not alive(self.pid)
+        return self.status == "open" and not self.went_on and not alive(self.pid)
 
     def ran(self) -> bool:
         """Whether it ran to its end, or still runs."""
@@ -87,7 +88,7 @@ def counted(runs: Iterable[Run], *, failed: bool) -> list[Run]:
 
 
 _NAMES = {one.name for one in fields(Run)}
-_PLAIN = sorted(_NAMES - {"digests"})
+_PLAIN = sorted(_NAMES - {"digests", "went_on"})
 WATCHED = "watched"  # cause of a run that no guard has, as pytest_idemguard.watched has it
 
 
@@ -176,4 +177,4 @@ def as_plain(run: Run) -> dict[str, Any]:
 
 def from_plain(plain: dict[str, Any]) -> Run:
     """A run that has travelled."""
-    return Run(**plain)
+    return Run(**plain, went_on=plain["status"] == "open")

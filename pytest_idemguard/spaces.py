@@ -5,7 +5,6 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pytest_idemguard.journals import Journals, outermost
+from pytest_idemguard.kept import Kept
 from pytest_idemguard.place import PLACE, Place
 
 if TYPE_CHECKING:
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 OVERRIDE = "IDEMGUARD_NAMESPACE_OVERRIDE"  # as idemguard.journal has them
 JOURNAL = "IDEMGUARD_JOURNAL"
-# tests put others in their places
-_getpid, _open, _write, _close, _dumps = os.getpid, os.open, os.write, os.close, json.dumps
 _APPEND = os.O_CREAT | os.O_APPEND | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
 FOLDER = "idemguard-"  # before the name of a run's folder
 
@@ -124,7 +122,7 @@ class Spaces:
         self.news: list[Wide] = []
         self.late: list[dict[str, Any]] = []
         self.seen = False
-        self._pid = _getpid()
+        self._pid = Kept.getpid()
         self._watches: list[Any] = []  # one, but where idemguard was imported anew
         self._before = {name: os.environ.get(name) for name in (OVERRIDE, JOURNAL)}
         self._pointer = self._point()
@@ -148,20 +146,21 @@ class Spaces:
 
     def forked(self) -> None:
         """In a forked child tests are run, as some plugins do: it is told here what happens in it."""
-        self._pid, self._counting = _getpid(), threading.Lock()
+        self._pid, self._counting = Kept.getpid(), threading.Lock()
         self.worker = (
             f"{self.worker}~{self._pid}"  # the parent goes on counting from the same number
         )
         self._tests = f"{self.prefix}{self.worker}-t"
-        folder = f"{self._mine}/{self._pid}"  # its own children follow it, and not its parent
-        Path(folder).mkdir()
-        self._tell_children(folder)
+        # its own children follow it, and not its parent
+        self._mine = f"{self._mine}/{self._pid}"
+        Path(self._mine).mkdir()
+        self._tell_children(self._mine)
         for watch in list(self._watches):
             self.join(watch)
 
     def is_fork(self) -> bool:
         """Whether this is a forked child of the process that it was made in."""
-        return _getpid() != self._pid
+        return Kept.getpid() != self._pid
 
     def is_whole(self) -> bool:
         """Whether what children have written is still there."""
@@ -195,9 +194,9 @@ class Spaces:
         return before
 
     def leave(self) -> None:
-        """What hooks do between two tests is no test's."""
+        """What hooks do between two tests is no test's, and not one for all times between two."""
         if self._watches:
-            self.enter(self._outer)
+            self.enter(None if self._outer is None else f"{self._outer}.{len(self.begun)}")
 
     def _point(self) -> int | None:
         """A file by which children find this session whose environment was emptied."""
@@ -280,11 +279,11 @@ class Spaces:
         line = {"kind": "test", "ns": attempt.spaces[0], "nodeid": attempt.item.nodeid,
                 "attempt": self.number(), "at": at, "rules": attempt.rules._asdict()}  # fmt: skip
         with suppress(OSError):
-            file = _open(f"{self._mine}/{self._pid}-tests.jsonl", _APPEND, 0o600)
+            file = Kept.open(f"{self._mine}/{self._pid}-tests.jsonl", _APPEND, 0o600)
             try:
-                _write(file, _dumps(line, default=str).encode() + b"\n")
+                Kept.write(file, Kept.dumps(line, default=str).encode() + b"\n")
             finally:
-                _close(file)
+                Kept.close(file)
 
     def adopt(self, events: list[dict[str, Any]]) -> None:
         """What happened in this process before there was a session."""

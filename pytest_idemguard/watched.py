@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 import threading
 import time
 import uuid
@@ -19,9 +18,10 @@ from typing import Any, TypeAlias
 
 import wrapt
 
+from pytest_idemguard.kept import Kept
+
 Payload: TypeAlias = "Callable[[tuple[Any, ...], dict[str, Any]], tuple[str, Any] | None]"
 
-_getpid = os.getpid  # tests put another in its place
 WATCHED = "watched"  # cause, and the namespace of those that no guard has
 
 
@@ -160,7 +160,7 @@ class Run:
             "id": uuid.uuid4().hex, "ns": context.placed(WATCHED), "task": task,
             "fp": found.fingerprint,
         }  # fmt: skip
-        self._pid, self._ended, self._meter = _getpid(), False, _meter()
+        self._pid, self._ended, self._meter = Kept.getpid(), False, _meter()
         self.stepping = False  # the next chunk of its stream is under way
         self._started = time.monotonic()
         watch.emit({
@@ -181,7 +181,7 @@ class Run:
 
     def end(self, value: object = None, error: BaseException | None = None) -> None:
         """It has returned, or raised; what comes after that is no news."""
-        if self._ended or _getpid() != self._pid:  # of a forked copy the parent tells
+        if self._ended or Kept.getpid() != self._pid:  # of a forked copy the parent tells
             return
         self._ended = True
         with _counting():

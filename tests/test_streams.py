@@ -595,6 +595,42 @@ def test_the_end_of_its_loop_waits_until_its_body_has_come_to_its_end(guard):
     assert guard.ledger.totals()["input_tokens"] == 40
 
 
+def test_the_end_of_its_loop_closes_what_an_iterator_around_it_began(guard):
+    class Around:
+        def __init__(self, inner):
+            self.inner = inner
+
+        def __aiter__(self):
+            return self
+
+        def __anext__(self):
+            return self.inner.__anext__()
+
+    closed = []
+
+    async def flow(key):
+        try:
+            yield 1
+            yield 2
+        finally:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            closed.append(key)
+
+    @guard.idempotent(task_type="flow")
+    @functools.wraps(flow)
+    def guarded(key):
+        return Around(flow(key))
+
+    stream = guarded("a")
+
+    async def main():
+        await anext(stream)
+
+    asyncio.run(main())
+    assert closed == ["a"]
+
+
 # a loop that nobody wound up leaves the connections of its calls to the garbage collector
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning", "ignore:loop is:ResourceWarning")
 def test_an_async_stream_that_outlives_its_loop(guard, until):

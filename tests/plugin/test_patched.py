@@ -142,31 +142,96 @@ def test_dup_of_the_second(): kept[0](1); kept[0](1)
     assert result.report["session"] == []
 
 
-def test_hooks_between_tests_are_in_no_test(project):
+@pytest.mark.parametrize("uses", [True, False])
+def test_hooks_between_tests_are_in_no_test(project, uses):
+    """Each time between two tests is apart: what hooks do before each is done before each."""
     project.write(
         "conftest.py",
         """
 import pytest
-from tasks import good
-seen = []
+from tasks import good, naive
+seeded = []
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    good("hook")
+    naive("ping")
     return (yield)
+def pytest_runtest_logstart():
+    with_count = len(seeded)
+    good("seed") and seeded.append(with_count)
 """,
     )
+    project.write("tasks.py", SEEDS)
     result = project.run(
-        """
-from tasks import good, naive
-def test_first(): naive("hook")
-def test_second(idemguard_ledger): good("hook"); idemguard_ledger.assert_ran_once("summarise")
-def test_third(): pass
+        f"""
+import pytest
+from tasks import good, naive, ran
+@pytest.mark.parametrize("number", range(3))
+def test_it(number, idemguard_ledger):
+    assert ran.count("seed") == number + 1
+    if {uses}:
+        naive("ping"); good("seed"); idemguard_ledger.assert_ran("summarise", 2)
+        ran.pop()
 """,
         "--idemguard-json=report.json",
     )
     result.came_to(passed=3)
     assert result.ret == 0
     assert result.report["session"] == []
+
+
+SEEDS = """
+from idemguard import configure, idempotent
+configure(store="memory://")
+ran = []
+
+@idempotent(task_type="summarise", mode="observe")
+def naive(doc): return doc
+
+@idempotent(task_type="summarise")
+def good(doc): ran.append(doc); return doc
+"""
+
+
+def test_what_looks_through_all_modules_for_functions_of_pythons_finds_none_that_counts(project):
+    """As pyfakefs and freezegun do."""
+    project.write("child.py", CHILD)
+    result = project.run(
+        CHILDREN
+        + """
+import time
+@pytest.fixture
+def nothing_is_as_it_was(monkeypatch):
+    own = [getattr(os, name) for name in ("open", "read", "write", "close", "lseek", "listdir", "kill",
+        "getpid", "getppid", "urandom", "fstat")] + [time.time, json.loads, json.dumps]
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("idemguard", "pytest_idemguard"):
+            for key, value in list(vars(module).items()):
+                if any(value is one for one in own): monkeypatch.setattr(module, key, fails)
+def test_dup(nothing_is_as_it_was):
+    for _ in range(2):
+        child = os.fork()
+        if not child:
+            naive("x"); os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+def test_dup_of_a_child(child, nothing_is_as_it_was): ask(child, "x", "x")
+"""
+    )
+    result.came_to(failed=2)
+
+
+def test_left_amid_a_test_that_has_a_wrong_marker(project):
+    result = project.run(
+        """
+import pytest
+from tasks import naive
+def test_it(request):
+    request.node.add_marker(pytest.mark.idemguard(max_rus=2))
+    naive("x"); naive("x"); raise KeyboardInterrupt
+""",
+        "--idemguard-json=report.json",
+    )
+    assert result.ret == 2
+    assert result.report["totals"]["duplicates"] == 1
 
 
 def test_a_folder_for_what_is_temporary_that_tests_change(project):

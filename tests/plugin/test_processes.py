@@ -344,6 +344,37 @@ def test_a_child_that_runs_on_after_its_test_was_over(project, when):
         )
 
 
+GOES_ON = """
+import threading
+from idemguard import idempotent
+starts, began, forever = threading.Event(), threading.Event(), threading.Event()
+@idempotent(task_type="slow", mode="observe")
+def slow(doc):
+    if starts.is_set(): began.set(); forever.wait()
+def late(): starts.wait(); slow("x")
+"""
+
+
+@pytest.mark.parametrize("workers", [(), ("-n1",)])
+def test_a_run_that_still_goes_on_at_the_end(project, workers):
+    """What its worker saw going on has not been given up when the worker has ended."""
+    project.write("slow.py", GOES_ON)
+    where = "'PYTEST_XDIST_WORKER' in os.environ" if workers else "True"
+    project.write(
+        "conftest.py",
+        "import os, slow\ndef pytest_runtest_logfinish():\n"
+        f"    if {where}: slow.starts.set(); slow.began.wait(60)\n",
+    )
+    result = project.run(
+        "import threading\nimport slow\ndef test_starts():\n"
+        "    slow.slow('x'); threading.Thread(target=slow.late, daemon=True).start()\n",
+        *workers,
+        plugins=["xdist"] if workers else [],
+    )
+    assert result.ret == 1
+    result.has("idemguard: slow * ran 2 times in test_it.py::test_starts and after its end, 1*")
+
+
 FORKS = """
 import os, pytest
 from _pytest.runner import runtestprotocol
@@ -372,6 +403,27 @@ def test_ok(idemguard_ledger): good("x"); good("x"); idemguard_ledger.assert_ran
 """
     )
     result.came_to(passed=1, failed=1)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_children_of_a_test_in_a_fork(project, times):
+    project.write("conftest.py", FORKS)
+    result = project.run(f"""
+import os
+import pytest
+from tasks import good, naive
+def test_before(): good("x")
+@pytest.mark.parametrize("number", range(2))
+def test_it(number, idemguard_ledger):
+    for task in [naive] * {times} + [good]:
+        child = os.fork()
+        if not child:
+            task("x" if task is naive else "y"); os._exit(0)
+        os.waitpid(child, 0)
+    assert idemguard_ledger.runs() == {times} + 1  # none was served another test's
+""")
+    result.came_to(**({"passed": 3} if times == 1 else {"passed": 1, "failed": 2}))
+    assert result.ret == times - 1
 
 
 # --- pytest-xdist ----------------------------------------------------------------------------------
