@@ -550,11 +550,11 @@ def lasting(limit):
         Told("a worker that leaves", 2000, 160, leaves=40),
         Told("exactly the limit", 20 * (100 - limit), 20 * limit),
         Told("exactly the limit, and a restart", 20 * (100 - limit), 20 * limit, restarts=45),
-        Told("steady", 20 * (100 - over), 20 * over, fires=(45, 50)),
-        Told("steady, and a restart", 20 * (100 - over), 20 * over, fires=(45, 51), restarts=41),
-        Told("steady from the start", 20 * (100 - over), 20 * over, fires=(45, 47), usual_lasts=60),
-        Told("strong and steady", 100, 100, fires=(45, 47)),
-        Told("strong for a quarter of an hour", 100, 100, lasts=15.5, fires=(45, 47)),
+        Told("steady", 20 * (100 - over), 20 * over, fires=(46, 52)),
+        Told("steady, and a restart", 20 * (100 - over), 20 * over, fires=(46, 52), restarts=41),
+        Told("steady from the start", 20 * (100 - over), 20 * over, fires=(46, 48), usual_lasts=60),
+        Told("strong and steady", 100, 100, fires=(46, 48)),
+        Told("strong for a quarter of an hour", 100, 100, lasts=15.5, fires=(46, 48)),
     ]
 
 
@@ -630,7 +630,7 @@ def test_what_lasts_a_quarter_of_an_hour_fires_and_no_burst_does(
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        (r"for: 5m", "for: 0m", "strong for ten minutes"),
+        (r"for: 6m", "for: 0m", "strong for ten minutes"),
         (r"ratio5m(?: offset \d+m)?, (?=.*>)", "ratio15m, ", "strong for two minutes"),
         (r" +and round\(.* offset 10m, .*\n", "", "strong for ten minutes"),
     ],
@@ -645,10 +645,153 @@ def test_rules_to_which_a_burst_looks_like_a_quarter_of_an_hour_are_found(old, n
         promtool("test", "rules", rules_test(tmp_path, test))
 
 
+# --- what happens now and then ---------------------------------------------------------------------------
+
+STEP = 5  # s of a rules test
+EVERY = (15, 30, 60)  # s between scrapes
+
+
+def seen(counted, every, until):
+    """What scrapes see of a counter until a minute; none of them is at one, where an evaluation is.
+
+    A range that is closed at both ends, as before Prometheus 3, would hold one scrape more there.
+    """
+    seconds = range(0, 60 * until + 1, STEP)
+    return " ".join(str(counted(second)) if second % every == STEP else "_" for second in seconds)
+
+
+def phases_test(alert, every, until, phases, counted, **asked):
+    """A rules test of an alert: every phase is a task type, and half of what it counts is one more."""
+    _, of_usual, of_more = KINDS[alert]
+    series = []
+    for phase in phases:
+        values = seen(lambda second, phase=phase: counted(second - phase), every, until)
+        kind = f'idemguard_task_type="{phase:03}",{WHERE}'
+        series.append({"series": f'{of_usual}{kind}"a"}}', "values": values})
+        series.extend({"series": f'{name}{kind}"b"}}', "values": values} for name in of_more)
+    return {"interval": f"{STEP}s", "input_series": series, "promql_expr_test": [asked]}
+
+
+def fires_to_the_end(until, number, where=""):
+    """That this many task types fire, and have for ten minutes."""
+    fired = f'count_over_time(ALERTS{{alertstate="firing", {where}}}[10m]) >= 10'
+    there = [{"labels": "{}", "value": number}]
+    return {"expr": f"count({fired})", "eval_time": f"{until}m", "exp_samples": there}
+
+
+def batches_test(alert, every):
+    """A rules test: every five minutes 30 executions, or claims found, at once."""
+    phases, until = range(0, 300, 45), 50
+    return phases_test(
+        alert,
+        every,
+        until,
+        phases,
+        lambda second: 15 * (second // 300 + 1),
+        **fires_to_the_end(until, len(phases)),
+    )
+
+
+def burst_test(alert, every):
+    """A rules test: ten minutes in which half of all are one more, and nothing before or after."""
+    until = 60
+    return phases_test(
+        alert,
+        every,
+        until,
+        range(900, 960, 15),
+        lambda second: 2 * min(max(0, second), 600),
+        expr='count by (idemguard_task_type) (count_over_time(ALERTS{alertstate="firing"}[2h]))',
+        eval_time=f"{until}m",
+        exp_samples=[],
+    )
+
+
+GROWS = 3  # hours after which the tokens triple
+
+
+def quarters_test():
+    """A rules test: every quarter of an hour 30 executions of a minute, later of three times the tokens."""
+    phases, until, series, asked = range(0, 300, 75), 60 * (GROWS + 2), [], []
+
+    def executions(second):
+        return 30 * (second // 900 + 1)
+
+    def tokens(second):
+        ended = executions(second - 60)
+        return 1000 * ended + 2000 * max(0, ended - 30 * 4 * GROWS)
+
+    for every in EVERY:
+        for phase in phases:
+            kind = f'idemguard_task_type="{every} {phase}",{WHERE}"a"'
+            for name, counted in (
+                ('idemguard_executions_total{idemguard_cause="first",', executions),
+                ('idemguard_usage_tokens_total{gen_ai_token_type="input",', tokens),
+            ):
+                values = seen(lambda at, of=counted, phase=phase: of(at - phase), every, until)
+                series.append({"series": f"{name}{kind}}}", "values": values})
+        asked.append(fires_to_the_end(until, len(phases), f'idemguard_task_type=~"{every} .*"'))
+    before = 'count_over_time(ALERTS{alertstate="firing"}[1d])'
+    asked.append({"expr": before, "eval_time": f"{60 * GROWS}m", "exp_samples": []})
+    return {"interval": f"{STEP}s", "input_series": series, "promql_expr_test": asked}
+
+
+def changed(folder, old, new, times):
+    """The rules with another text, in a folder."""
+    text = (FOLDER / "idemguard-rules.yml").read_text()
+    assert text.count(old) == times
+    (folder / "idemguard-rules.yml").write_text(text.replace(old, new))
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("every", EVERY)
+@pytest.mark.parametrize("alert", KINDS)
+def test_batches_every_five_minutes_fire(alert, every, tmp_path, scrape):
+    test = batches_test(alert, every)
+    check_series(test, scrape)
+    path = rules_test(tmp_path, test)
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+    changed(tmp_path, "[6m]", "[5m]", times=4)
+    with pytest.raises(AssertionError, match="FAILED"):
+        promtool("test", "rules", path)
+
+
+@pytest.mark.promtool
+@pytest.mark.parametrize("alert", KINDS)
+def test_ten_minutes_fire_at_no_time_whenever_they_begin(alert, tmp_path, scrape):
+    tests = [burst_test(alert, every) for every in EVERY]
+    check_series(tests[0], scrape)
+    path = rules_test(tmp_path, *tests)
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+    changed(tmp_path, "\n        for: 6m", "\n        for: 5m", times=2)
+    with pytest.raises(AssertionError, match="FAILED"):
+        promtool("test", "rules", path)
+
+
+@pytest.mark.promtool
+def test_a_job_of_every_quarter_of_an_hour_fires_when_its_tokens_triple(tmp_path, scrape):
+    test = quarters_test()
+    check_series(test, scrape)
+    path = rules_test(tmp_path, test)
+    assert "SUCCESS" in promtool("test", "rules", path)
+
+    # [90s]: with scrapes of 60 s, a range of 16 minutes holds no end more
+    for old, new, times, fail in (("[16m]", "[15m]", 2, EVERY), ("[90s]", "[30s]", 4, EVERY[:-1])):
+        changed(tmp_path, old, new, times=times)
+        with pytest.raises(AssertionError, match="FAILED") as told:
+            promtool("test", "rules", path)
+        missing = re.findall(r"task_type=~\W*(\d+) .*\n\s+exp: \{\} 4E", told.value.args[0])
+        assert missing == list(map(str, fail))
+
+
 @pytest.mark.promtool
 def test_an_hour_that_a_burst_has_raised_is_found(tmp_path):
     text = (FOLDER / "idemguard-rules.yml").read_text()
-    other, changes = re.subn(r"growth:ratio15m(?: offset \d+m)?, (?=.*>)", "growth:ratio1h, ", text)
+    other, changes = re.subn(
+        r"growth:ratio15m(\[\w+\])(?: offset \d+m)?", r"growth:ratio1h\1", text
+    )
     assert changes == 4
     (tmp_path / "idemguard-rules.yml").write_text(other)
     shutil.copy(FOLDER / "idemguard-rules.week.test.yml", tmp_path)
