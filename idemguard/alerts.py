@@ -395,7 +395,9 @@ class Measured:
         of: how many there were of what its share is one of; of `tokens`, executions of task types
             that have a baseline. None: no task type has one yet.
         most: the most that alerts together: all of them; of `tokens`, those of one task type.
-        windows: of the three, in which there were any of these.
+        windows: of the three, in which there were any of these; of `tokens`, at most of one task
+            type.
+        apart: whether one task type has enough, and only others have some in each window.
 
     """
 
@@ -403,6 +405,7 @@ class Measured:
     of: int | None
     most: int = 0
     windows: int = 0
+    apart: bool = False
 
 
 def measured(windows: Iterable[Window], limits: Limits, now: int) -> list[Measured]:
@@ -435,5 +438,8 @@ def _measured(
     _, whole = MEASURES[kind]
     there = [list(map(whole, counts)) for counts in compared]
     each = [(sum(number > 0 for number in numbers), sum(numbers)) for numbers in there]
-    most_windows, most = max(each, default=(0, 0))
-    return Measured(kind, sum(number for _, number in each), most, most_windows)
+    most = max((number for _, number in each), default=0)
+    windows = max((in_windows for in_windows, _ in each), default=0)
+    both = any(in_windows == ROW and number >= limit.volume for in_windows, number in each)
+    apart = most >= limit.volume and windows == ROW and not both
+    return Measured(kind, sum(number for _, number in each), most, windows, apart)

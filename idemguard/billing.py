@@ -28,6 +28,7 @@ VALUES = ("total_tokens", "input_tokens", "output_tokens", "cost")
 CUSTOMERS = ("scope", "agent", "worker", "task_type")
 UNPAID = (Status.FAILED, Status.DECLINED, Status.LOST)  # events where they are asked for
 MOST_NAME = 100  # characters of an event's name, and of its identifier
+MOST_KEY = 300  # characters of a key that somebody has to find in a file
 MOST_DIGITS = 15  # of a value; Stripe refuses more (its changelog of 2026-04-22)
 BACK, AHEAD = 35 * 86_400_000, 300_000  # ms that an event may lie before and after now
 
@@ -212,12 +213,12 @@ def customers(text: str) -> dict[str, str]:
     for name, id_ in found.items():
         if not isinstance(id_, str) or not id_.strip():
             raise UnreadableError(
-                f"the customer id of {_shown(name)} must be a text, not {_shown(id_)}"
+                f"the customer id of {_shown(name, MOST_KEY)} must be a text, not {_shown(id_)}"
             )
         if id_ != id_.strip() or not id_.isprintable():
             raise UnreadableError(
-                f"the customer id of {_shown(name)} has blanks around it, or a control "
-                f"character: {_shown(id_)}"
+                f"the customer id of {_shown(name, MOST_KEY)} has blanks around it, or a "
+                f"control character: {_shown(id_)}"
             )
     return found
 
@@ -372,16 +373,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = Counter(name for name, _ in pairs)
         (name, _), *_ = names.most_common(1)
-        raise UnreadableError(f"{_shown(name)} stands twice in one object")
+        raise UnreadableError(f"{_shown(name, MOST_KEY)} stands twice in one object")
     return found
 
 
-def _shown(value: object) -> str:
-    return _cut(str(value) if isinstance(value, Decimal) else repr(value))
+def _shown(value: object, most: int = 40) -> str:
+    return _cut(str(value) if isinstance(value, Decimal) else repr(value), most)
 
 
-def _cut(text: str) -> str:
-    return f"{text[:40]}…" if len(text) > 40 else text  # noqa: PLR2004 - a sentence stays one
+def _cut(text: str, most: int = 40) -> str:
+    return f"{text[:most]}…" if len(text) > most else text
 
 
 # --- the two side by side --------------------------------------------------------------------------

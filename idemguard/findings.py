@@ -315,6 +315,9 @@ class Explanation:
         unmatched: volatile names and paths that were declared and never left anything out.
         workers: how many of them were whose.
         duplicates_by: how many duplicates were whose.
+        raised: of those with the cause `lost`, how many follow a body that raised
+            `UnknownOutcomeError`.
+        ran_out: how many of them follow a lease that ran out; of the rest it is not known.
 
     """
 
@@ -326,11 +329,13 @@ class Explanation:
     unmatched: tuple[str, ...]
     workers: dict[str, int]
     duplicates_by: dict[str, int]
+    raised: int = 0
+    ran_out: int = 0
 
     @property
     def advice(self) -> list[Advice]:
         """Why they started more than once, and what to do."""
-        return advice(self.causes)
+        return advice(self.causes, raised=self.raised, ran_out=self.ran_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,16 +377,12 @@ _ADVICE = {
         "a caller lost its patience (wait_timeout) and ran beside the leader",
         "make wait_timeout= longer than the body takes, or leave it out",
     ),
-    Cause.LOST: (
-        "the lease ran out: the process was killed, or still at work, and another one took over",
-        (
-            "see what ends processes; if nothing does, make lease= longer (and max_run= longer than "
-            "the body takes), or let the body give the interpreter up, so that it is renewed"
-        ),
-    ),
     Cause.UNGUARDED: (
         "the store was down, so it ran unguarded",
-        'see that the store is there, or run nothing without it: on_store_error="raise", the default',
+        (
+            'see that the store is there; or run nothing without it: on_store_error="raise", the '
+            "default, and no observe mode, which runs in any case"
+        ),
     ),
     Cause.EXPIRED: (
         "the time of the result before (ttl) was over",
@@ -401,23 +402,54 @@ _ADVICE = {
     ),
 }
 
+_KEEP_ALIVE = (
+    "see what ends processes; if nothing does, make lease= longer (and max_run= longer than "
+    "the body takes), or let the body give the interpreter up, so that it is renewed"
+)
+_FIND_OUT = (
+    'resolve() it once that is known, or set on_lost="raise" (in mode="enforce"), so that nothing '
+    "runs again before"
+)
+# why executions are `lost`: the lease of the one before ran out, its body said so, or it is not known
+_RAN_OUT = (
+    "the lease ran out: the process was killed, or still at work, and another one took over",
+    _KEEP_ALIVE,
+)
+_RAISED = (
+    "the body before raised UnknownOutcomeError: nobody knows whether it came about",
+    _FIND_OUT,
+)
+_EITHER = (
+    (
+        "the lease ran out (the process was killed, or still at work), or the body before raised "
+        "UnknownOutcomeError (nobody knows whether it came about)"
+    ),
+    f"if a lease ran out, {_KEEP_ALIVE}; if it was raised, {_FIND_OUT}",
+)
 
-def advice(causes: Mapping[str, int]) -> list[Advice]:
+
+def advice(causes: Mapping[str, int], *, raised: int = 0, ran_out: int = 0) -> list[Advice]:
     """Why a task type is executed more than once, and what to do.
 
     Args:
         causes: how many executions started for which cause.
+        raised: of those with the cause `lost`, how many follow a body that raised
+            `UnknownOutcomeError`.
+        ran_out: how many of them follow a lease that ran out.
 
     Returns:
-        One for each cause that there is but `first`: those of duplicates before the others, the
-        most frequent first.
+        One for each cause that there is but `first`, of `lost` one for each of its reasons: those
+        of duplicates before the others, the most frequent first.
 
     """
-    found = [
-        Advice(cause, number, why, remedy)
-        for cause, (why, remedy) in _ADVICE.items()
-        if (number := causes.get(cause, 0)) > 0
+    lost = causes.get(Cause.LOST, 0)
+    known = [(cause, causes.get(cause, 0), *told) for cause, told in _ADVICE.items()]
+    known += [
+        (Cause.LOST, ran_out, *_RAN_OUT),
+        (Cause.LOST, raised, *_RAISED),
+        (Cause.LOST, lost - ran_out - raised, *_EITHER),
     ]
+    found = [Advice(*one) for one in known if one[1] > 0]
     return sorted(found, key=lambda one: (not one.duplicates, -one.executions))
 
 
@@ -435,6 +467,7 @@ def explanation(task_type: str, lines: Sequence[Execution]) -> Explanation:
             if digest in marks:
                 marks[digest][name] += 1
     dropped, idle = marks[DROPPED], marks[UNMATCHED]
+    raised, ran_out = _lost(lines)
     return Explanation(
         task_type,
         len(lines),
@@ -444,7 +477,28 @@ def explanation(task_type: str, lines: Sequence[Execution]) -> Explanation:
         tuple(sorted(name for name in idle if name not in dropped)),
         dict(Counter(line.worker for line in lines).most_common()),
         dict(Counter(line.worker for line in lines if line.cause in DUPLICATES).most_common()),
+        raised,
+        ran_out,
     )
+
+
+def _lost(lines: Iterable[Execution]) -> tuple[int, int]:
+    """How many followed a body that said it was lost, and how many a lease that ran out."""
+    raised = ran_out = 0
+    for own in by_task(lines).values():
+        before: Execution | None = None
+        for line in sorted(own, key=lambda line: line.claim.token):
+            if line.cause is Cause.LOST and before is not None:
+                said = before.status is Status.LOST and _ended_within(before)
+                raised, ran_out = raised + said, ran_out + (not said)
+            if line.claim.holds and line.status in (Status.LOST, Status.LATE):
+                before = line
+    return raised, ran_out
+
+
+def _ended_within(line: Execution) -> bool:
+    """Whether its end was told before its lease was over."""
+    return line.ended is not None and line.ended < line.until
 
 
 # --- growing input -----------------------------------------------------------------------------------

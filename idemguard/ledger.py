@@ -255,7 +255,9 @@ class ExecutionLedger:
             `cache_read_tokens`, `cache_write_tokens`, `reasoning_tokens`, `wasted_tokens` (spent
             by duplicates), `saved_tokens` (by reuse), `inclusive_tokens` (those of guarded
             executions inside counted too), `unpriced`, `without_usage`. Fractions:
-            `doubled_share`, `duplication_rate`. Decimals: `charged` (with `wasted`), `wasted`,
+            `doubled_share` (`doubled` per task; over all that is kept it is what its name says, of
+            a part, where some were executed first elsewhere, it is 1 at most),
+            `duplication_rate`. Decimals: `charged` (with `wasted`), `wasted`,
             `saved`, `inclusive`. `avg_input`: tokens, or None. `currency`.
 
         """

@@ -352,7 +352,7 @@ def test_what_alerts_was_looked_for_in_enough(windows):
     for alert in alerting(windows, ALL, NOW):
         one = looked[alert.kind]
         assert alert.figure.volume <= one.of
-        assert (one.most >= alert.limit.volume, one.windows) == (True, 3)
+        assert (one.most >= alert.limit.volume, one.windows, one.apart) == (True, 3, False)
 
 
 def test_each_kind_is_looked_for_in_what_its_share_is_one_of():
@@ -377,6 +377,10 @@ def test_each_kind_is_looked_for_in_what_its_share_is_one_of():
     hour = ran(A - DAY, 6, input=6, span=HOUR, task_type="u")
     (tokens,) = measured([*windows, few, hour], changed(limits, {"fail_on": ["tokens"]}), NOW)
     assert (tokens.of, tokens.most, tokens.windows) == (30, 30, 1)
+    wide = [ran(at, 1, input=1, task_type="w") for at in (A, B, C)]
+    based = [*windows, few, hour, *wide, ran(A - DAY, 6, input=6, task_type="w")]
+    (tokens,) = measured(based, changed(limits, {"fail_on": ["tokens"]}), NOW)
+    assert (tokens.of, tokens.most, tokens.windows, tokens.apart) == (33, 30, 3, True)
     gone = ran(A - DAY, 6, input=6, task_type="gone")  # a baseline, and nothing to hold against it
     (tokens,) = measured([*windows, gone], changed(limits, {"fail_on": ["tokens"]}), NOW)
     assert (tokens.of, tokens.most, tokens.windows) == (0, 0, 0)

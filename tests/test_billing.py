@@ -194,8 +194,17 @@ def test_what_is_left_out_is_told_in_one_sentence():
         "1 more than 15 digits, 1 out of range"
     )
     _, left_out = exported(replace(TOKENS, customers={}), [line(1, agent="n" * 999)])
-    assert re.fullmatch(r"1 execution left out: 1 no customer \('n+…n+'\)", left_out.told())
-    assert len(left_out.told()) < 120
+    assert re.fullmatch(r"1 execution left out: 1 no customer \('n{148}…n{148}'\)", left_out.told())
+
+
+def test_names_that_a_map_lacks_can_be_copied():
+    names = [f"organisation-{'0' * 100}/{n}/department-{'0' * 100}" for n in ("eu", "us", "ap")]
+    found = [line(n, agent=name) for n, name in enumerate([*names, "x" * 999, "x" * 998], 1)]
+    _, left_out = exported(replace(TOKENS, customers={}), found)
+    told = ", ".join(map(repr, names))
+    assert left_out.told() == f"5 executions left out: 5 no customer ({told} and 2 more)"
+    _, left_out = exported(replace(TOKENS, customers={}), found[3:])
+    assert re.search(r"\('x{148}…x{148}' \(2 that look so\)\)$", left_out.told())
 
 
 # --- files of sent events ----------------------------------------------------------------------------
@@ -332,9 +341,9 @@ def test_huge_and_negative_numbers_are_numbers():
         (f'{{"a": {HUGE}}}', "a number beyond all bounds: 1e99"),
         ('{"a":\n "b}', r"^line 2: no JSON: Unterminated string starting at column 2$"),
         ('{"a": "x", "a": "y"}', "'a' stands twice in one object"),
-        (f'{{"{"a" * 99}": "x", "{"a" * 99}": "y"}}', "^'a{39}… stands twice in one object"),
-        (f'{{"{"a" * 99}": 5}}', "^the customer id of 'a{39}… must be a text"),
-        (f'{{"{"a" * 99}": " b"}}', "^the customer id of 'a{39}… has blanks"),
+        (f'{{"{"a" * 99}": "x", "{"a" * 99}": "y"}}', "^'a{99}' stands twice in one object"),
+        (f'{{"{"a" * 999}": 5}}', "^the customer id of 'a{299}… must be a text"),
+        (f'{{"{"a" * 99}": " b"}}', "^the customer id of 'a{99}' has blanks"),
     ],
 )
 def test_what_is_no_map_of_customers(text, words):
@@ -1010,7 +1019,16 @@ def test_a_file_without_an_event_of_this_name_is_an_error_that_tells_its_names(
     assert (code, shown, err.count("\n")) == (2, "", 1)
     assert r"standard input: none of its 5 events is named 'llm', but 'a\n', 'b', 'c' and 1" in err
     file.write_text("".join(f"{json.dumps(one)}\n" for one in others[-1:]))
-    assert len(run("reconcile", file, *at, *METER, *form)[2]) < 300 + len(str(file))
+    assert re.search(r", but 'n{148}…n{148}' \(", run("reconcile", file, *at, *METER, *form)[2])
+    # what is to be typed stands whole, and whatever is asked for and of which file, in one line
+    names = [f"meter-{'0' * 260}-{n}-tokens" for n in range(5)]
+    deep = tmp_path / ("d" * 200) / ("e" * 200) / "sent.jsonl"
+    deep.parent.mkdir(parents=True)
+    deep.write_text(
+        "".join(f"{json.dumps({'event_name': name, 'payload': {}})}\n" for name in names)
+    )
+    err = run("reconcile", deep, *at, "--event-name", "\x01" * 100, *METER[2:], *form)[2]
+    assert f"', but {', '.join(map(repr, names[:3]))} and 2 more (--event-name)\n" in err
     # where some are of this name, the others do not matter
     file.write_text(text.splitlines(keepends=True)[0] + f"{json.dumps(others[0])}\n")
     code, shown, err = run("reconcile", file, *at, *METER, *form)

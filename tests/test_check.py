@@ -468,6 +468,50 @@ def test_each_kind_says_in_what_it_was_checked(healthy, before, waited, kinds, t
     assert f">No alert in the last three windows of five minutes; {said}.<" in page
 
 
+_WIDE, _MANY = "some in each of the 3 windows", "20 of one task type"
+
+
+@pytest.mark.parametrize(
+    ("ran", "needs"),
+    [
+        ({"A": (6, 6, 6), "B": (100, 100, 0)}, f"{_MANY} and {_WIDE}: no task type has both"),
+        ({"A": (6, 6, 6), "B": (5, 5, 0)}, _MANY),
+        (
+            {"A": (6, 6, 0), "B": (100, 100, 0)},
+            "some of one task type in each of the 3 windows: only 2 had any",
+        ),
+        (
+            {"A": (6, 6, 0), "B": (100, 0, 0)},
+            "some of one task type in each of the 3 windows: only 2 had any",
+        ),
+        ({"A": (6, 6, 0), "B": (0, 0, 7)}, f"{_MANY} and {_WIDE}: only 2 had any"),
+        ({"A": (7, 7, 7), "B": (100, 100, 0)}, None),
+    ],
+)
+def test_what_no_task_type_has_is_said_and_nothing_that_one_has(ran, needs):
+    clock = Clock()
+    clock.now -= clock.now % SPAN
+    guard = Guard(store=MemoryStore(clock))
+    for number in range(20):
+        for name in ran:
+            guard.run_task(name, number, story.spends(100, 1))
+    clock.now += DAY // 2
+    for window in range(3):
+        for name, numbers in ran.items():
+            for number in range(numbers[window]):
+                guard.run_task(name, [window, number], story.spends(100, 1))
+        clock.now += SPAN
+    limits = changed(Limits(), {"fail_on": ["tokens"]})
+    text = alarms.quiet(alarms.check(guard.ledger, limits, clock.now))
+    many = sum(map(sum, ran.values()))
+    lacks = f" (an alert needs {needs})" if needs else ""
+    told = (
+        f"no alert: tokens checked in {many} executions of task types with a baseline{lacks} from "
+    )
+    assert text.startswith(told)
+    guard.close()
+
+
 def test_calls_that_executed_nothing_are_said_to_be_too_few():
     clock = Clock()
     clock.now -= clock.now % SPAN
@@ -508,7 +552,7 @@ def test_a_task_type_that_is_misspelt_is_told_what_looks_alike(run, bad):
             line = f"idemguard: nothing is known of task type {name} in default; {told_}\n"
             assert done.stderr == line
     done = run("explain", "extract", "--store", bad, "--until", "3d")  # it was, later
-    assert done.stderr == "idemguard: nothing is known of task type extract in default\n"
+    assert done.stderr == "idemguard: nothing is known of task type extract in default until then\n"
 
 
 def test_a_store_that_is_not_there_is_an_error_and_no_alert(run, tmp_path):
@@ -859,6 +903,26 @@ def test_a_page_of_a_time_long_ago_says_that_alerts_can_be_told_no_longer(paged)
             f"Whether anything alerted then {gone}: windows of five minutes are kept for a day"
             in page
         )
+
+
+@pytest.mark.parametrize("until", [None, 2 * DAY])
+@pytest.mark.parametrize("ahead", [1, SPAN, DAY])
+def test_what_alerts_now_is_none_of_what_is_to_come(ahead, until):
+    clock = Clock()
+    clock.now = clock.now // SPAN * SPAN
+    guard = Guard(store=MemoryStore(clock), mode="observe")
+    for _ in range(4):
+        for _ in range(10):
+            guard.run_task("t", 1, story.quiet)
+        clock.now += SPAN
+    now, limits = clock.now, Limits()
+    assert len(gather(guard.ledger, since=now, limits=limits).alerts) == 1
+    end = None if until is None else now + until
+    found = gather(guard.ledger, since=now + ahead, until=end, limits=limits)
+    assert list(found.alerts) == []
+    fine = "No alert in the last three windows of five minutes; nothing was called or executed in them."
+    assert fine in html.page(found)
+    guard.close()
 
 
 def test_an_alert_on_a_page_is_of_the_page_s_time_zone(paged, monkeypatch):

@@ -19,7 +19,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from idemguard import OutOfScope, cumulative_input_tokens, record_usage, task_fingerprint, worker
+from idemguard import (
+    OutOfScope,
+    cumulative_input_tokens,
+    errors,
+    record_usage,
+    task_fingerprint,
+    worker,
+)
 from idemguard.claim import Begin, Complete, Resolve
 from idemguard.codec import Value
 from idemguard.digests import DROPPED, MOST, REST, UNMATCHED, keyed, raw_digests
@@ -98,7 +105,7 @@ def desk(guard_of, clock):
         def call(self, *ends, by="w-1", n=1, version=None):
             for end in ends:
                 clock.advance(1)
-                with worker(by), suppress(ValueError, OutOfScope):
+                with worker(by), suppress(ValueError, OutOfScope, errors.UnknownOutcomeError):
                     self.guard.idempotent(ending(end), task_type="t", version=version)(n)
 
         def claim(self, n=1):
@@ -512,7 +519,9 @@ def test_each_cause_but_the_first_has_advice_in_one_line():
         ("observed", 'mode="enforce"'),
         ("fallback", "wait_timeout= longer"),
         ("lost", "lease= longer"),
+        ("lost", "resolve() it"),
         ("unguarded", 'on_store_error="raise"'),
+        ("unguarded", "no observe mode, which runs in any case"),
         ("expired", "ttl= longer"),
     ],
 )
@@ -521,6 +530,54 @@ def test_advice_names_the_setting(cause, remedy):
     assert (one.cause, one.executions) == (cause, 3)
     assert f"Likely cause of 3 {cause}" in str(one)
     assert remedy in one.remedy
+
+
+def test_what_was_lost_is_told_by_its_reasons():
+    def told(**known):
+        return [(one.executions, one.why, one.remedy) for one in advice({"lost": 6}, **known)]
+
+    ((six, why, remedy),) = told()
+    assert (six, "the lease ran out" in why, "UnknownOutcomeError" in why) == (6, True, True)
+    assert "lease= longer" in remedy
+    assert 'on_lost="raise"' in remedy
+    ((six, why, remedy),) = told(raised=6)
+    assert (six, "lease" in why + remedy, "UnknownOutcomeError" in why) == (6, False, True)
+    assert 'on_lost="raise"' in remedy
+    ((six, why, remedy),) = told(ran_out=6)
+    assert (six, "UnknownOutcomeError" in why, "on_lost" in remedy) == (6, False, False)
+    assert [number for number, *_ in told(raised=3, ran_out=2)] == [3, 2, 1]
+    assert all(one.cause is Cause.LOST for one in advice({"lost": 6}, raised=3))
+
+
+@pytest.mark.idemguard(max_runs=2)
+def test_lines_tell_a_body_that_said_so_from_a_lease_that_ran_out(desk, clock):
+    def counted(*, since=0):
+        found = desk.ledger.explain("t", span=(since, clock.now + 1))
+        return found.causes.get("lost", 0), found.raised, found.ran_out
+
+    unknown = errors.UnknownOutcomeError("nobody knows")
+    desk.call(unknown)
+    assert counted() == (0, 0, 0)
+    desk.call(unknown, unknown, "done")
+    assert counted() == (3, 3, 0)
+    clock.advance(600)
+    start = clock.now
+    desk.claim(2)
+    clock.advance(31)
+    desk.call(ValueError(), n=2)  # it stays unknown what the first did, and this one says nothing
+    assert counted(since=start) == (1, 0, 1)
+    claim = desk.claim(3)
+    clock.advance(31)
+    desk.call("done", n=3)
+    claim.complete("too late")
+    assert counted(since=start) == (2, 0, 2)
+    assert counted() == (5, 3, 2)
+    # what was lost before this time has no line in it
+    desk.call(unknown, n=4)
+    clock.advance(600)
+    start = clock.now
+    desk.call("done", n=4)
+    assert counted(since=start) == (1, 0, 0)
 
 
 def test_advice_is_drawn_and_told_to_programs():

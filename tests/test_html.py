@@ -490,7 +490,8 @@ def test_tables_say_what_the_json_says(told, shown):
                 paid(one["charged"], one["unpriced"]),
                 paid(one["wasted"], min(one["unpriced"], one["duplicates"])), paid(one["saved"]),
                 cell(one["total_tokens"]), cell(one["executions"]),
-                share(one["duplication_rate"]), share(one["doubled_share"]),
+                share(one["duplication_rate"]),
+                "-" if one["doubled_share"] is None else share(one["doubled_share"]),
             ]
             for one in told[name]
         ]  # fmt: skip

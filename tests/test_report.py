@@ -24,7 +24,6 @@ from idemguard.change import Comparison
 from idemguard.report import details, gather, html, plain, tables
 from idemguard.report.paper import Paper, cut
 from idemguard.report.words import (
-    brief,
     cell,
     decimal_text,
     harmless,
@@ -168,7 +167,7 @@ def test_a_report_of_one_task_type(ledger):
     assert one["task_types"] == [row(whole["task_types"], "task_type", "review")]
     assert one["totals"].items() <= one["task_types"][0].items()
     assert [agent["agent"] for agent in one["agents"]] == [None]
-    assert one["totals"].items() <= one["agents"][0].items()
+    assert {**one["totals"], "doubled_share": None}.items() <= one["agents"][0].items()
     assert (one["drops"], one["loops"], one["missed_duplicates"]) == (whole["drops"], [], [])
     one = plain.report(gather(ledger, task_type="draft"))
     assert (one["drops"], one["loops"]) == ([], [])
@@ -218,7 +217,7 @@ MATCHES = "Nothing that was called or executed until then matches task type"
         ("inter", "inter; did you mean inner or outer?"),
         ("xyz", "xyz; there are 10 task types."),
         ("", "; there are 10 task types."),
-        ("[red]", f"[red]; did you mean {brief(harmless(HOSTILE))}?"),
+        ("[red]", f"[red]; did you mean {harmless(HOSTILE)}?"),
     ],
 )
 @pytest.mark.parametrize("store", ["memory"], indirect=True)
@@ -625,8 +624,8 @@ def test_with_no_prices_tables_tell_tokens(guard_of, drawn):
 def in_parts():
     """A ledger in which each agent has a part of what ran twice."""
     clock = Clock()
-    guard = Guard(store=MemoryStore(clock), mode="observe")
-    for name, numbers in (("a", range(3)), ("b", range(4)), ("c", range(3)), ("d", [3])):
+    guard = Guard(store=MemoryStore(clock), mode="observe", ttl=7200)
+    for name, numbers in (("a", range(3)), ("b", range(4)), ("c", range(3)), ("d", [3, 0, 1, 9])):
         with agent(name):
             for number in numbers:
                 guard.run_task("summarise", number, story.quiet)
@@ -635,48 +634,78 @@ def in_parts():
     guard.close()
 
 
-ELSEWHERE = "executed first elsewhere (before this time, or by another agent)"
-
-
 @pytest.mark.parametrize(
-    ("name", "told", "rate", "share_", "note"),
+    ("name", "twice", "first"),
     [
-        (
-            "b",
-            f"3 tasks, at least 2 of them {ELSEWHERE}; 3 of 4 executions are duplicates",
-            "75.0%",
-            "100.0%",
-            f"3 tasks, at least 2 of them {ELSEWHERE}",
-        ),
-        (
-            "c",
-            f"tasks that were {ELSEWHERE}; 3 of 3 executions are duplicates",
-            "100.0%",
-            "-",
-            f"tasks that were {ELSEWHERE}",
-        ),
-        (
-            "d",
-            f"1 task, {ELSEWHERE}; 1 of 1 execution are duplicates",
-            "100.0%",
-            "100.0%",
-            f"1 task, {ELSEWHERE}",
-        ),
+        ("a", "0 of 3 executions are duplicates (duplication rate 0.0%)", 3),
+        ("b", "3 of 4 executions are duplicates (duplication rate 75.0%)", 1),
+        ("c", "3 of 3 executions are duplicates (duplication rate 100.0%)", 0),
+        # more tasks than doubled ones, and yet it does not know of how many these are
+        ("d", "3 of 4 executions are duplicates (duplication rate 75.0%)", 1),
     ],
 )
-def test_a_part_says_that_tasks_were_executed_first_elsewhere(
-    in_parts, drawn, name, told, rate, share_, note
-):
+def test_a_part_tells_its_duplicates_and_no_doubled_share(in_parts, drawn, name, twice, first):
+    here = f"tasks executed first here: {first}"
     found = gather(in_parts, agent=name)
     lines = drawn(found).splitlines()
-    assert lines[1] == f"Runs twice: {told} (duplication rate {rate})."
-    whole = drawn(gather(in_parts)).splitlines()
-    assert whole[1].startswith("Runs twice: 4 of 4 tasks (doubled share 100.0%); 7 of 11 ")
-    (row_,) = [line.split() for line in whole if line.startswith(f"{name} ")]
-    assert row_[2:4] == [rate, share_]
+    assert lines[1] == f"Runs twice: {twice}; {here}."
+    assert "doubled share" not in lines[1]
+    rows = [line.split() for line in lines if line.startswith((f"{name} ", "summarise "))]
+    assert [row[3] for row in rows] == ["-", "-"]
     page = html.page(found)
-    assert f'<dd class="value">{share_}</dd><dd class="note">{note}</dd>' in page
-    assert f'<td class="share">{share_}</td>' in page
+    note = f"not known of a part; {here}"
+    assert f'<dd class="value">-</dd><dd class="note">{note}</dd>' in page
+    assert page.count('<td class="share">-</td>') == 2  # the task type, the agent
+    told = plain.report(found)
+    (kind,), (who,) = told["task_types"], told["agents"]
+    assert {one["doubled_share"] for one in (told["totals"], kind, who)} == {None}
+    assert told["totals"]["tasks"] == first
+    head, *sheet = csv.reader(io.StringIO(plain.report_sheet(found)))
+    assert [one[head.index("doubled_share")] for one in sheet] == ["", "", ""]
+    assert isinstance(in_parts.agent_summary(name)["doubled_share"], float)
+
+
+def test_the_whole_tells_its_doubled_share_and_no_agent_does(in_parts, drawn):
+    lines = drawn(gather(in_parts)).splitlines()
+    assert lines[1] == (
+        "Runs twice: 4 of 5 tasks (doubled share 80.0%); 9 of 14 executions are duplicates "
+        "(duplication rate 64.3%)."
+    )
+    rows = {
+        line.split()[0]: line.split()[3] for line in lines if re.match(r"([a-d]|summarise) ", line)
+    }
+    assert rows == {"summarise": "80.0%", **dict.fromkeys("abcd", "-")}
+    told = plain.report(gather(in_parts, task_type="summarise"))
+    assert (told["totals"]["doubled_share"], told["task_types"][0]["doubled_share"]) == (0.8, 0.8)
+    assert {one["doubled_share"] for one in told["agents"]} == {None}
+
+
+def test_a_part_in_time_tells_no_doubled_share_and_what_was_until_then_does(in_parts, drawn):
+    now = in_parts.now()
+    late = gather(in_parts, since=now - 300_000)  # what the last agent did
+    assert "Runs twice: 3 of 4 executions are duplicates (duplication rate 75.0%); " in drawn(late)
+    assert (late.totals["doubled_share"], late.task_types[0]["doubled_share"]) == (None, None)
+    then = gather(in_parts, until=now - 600_000)  # what the first two did
+    assert "Runs twice: 3 of 4 tasks (doubled share 75.0%); 3 of 7 " in drawn(then)
+    assert (then.totals["doubled_share"], then.task_types[0]["doubled_share"]) == (0.75, 0.75)
+
+
+def test_where_the_first_executions_are_no_longer_kept_all_is_a_part(drawn):
+    clock = Clock()
+    store = MemoryStore(clock)
+    guard = Guard(store=store, mode="observe", ttl=864_000, window_retention=86_400)
+    for _ in range(2):
+        for number in range(3):
+            guard.run_task("summarise", number, story.quiet)
+        clock.advance(100_000)
+    guard.run_task("summarise", 0, story.quiet)
+    store.tend(86_400_000)
+    found = gather(guard.ledger)
+    assert "Runs twice: 1 of 1 execution are duplicates (duplication rate 100.0%); tasks " in drawn(
+        found
+    )
+    assert found.totals["doubled_share"] is None
+    guard.close()
 
 
 @pytest.mark.parametrize("store", ["memory"], indirect=True)

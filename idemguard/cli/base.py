@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sqlite3
 import sys
+import threading
 from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TextIO
@@ -33,8 +35,9 @@ FINE = 0
 NOTHING = 1  # what was asked for is not there
 ERROR = 2
 INTERRUPTED = 130
-LONGEST = 1_500  # characters of a line; names in it are cut far sooner
+LONGEST = 1_500  # characters of a line; names in it are cut, or left out, far sooner
 STREAMS = ("demo", "export", "tail")  # they stop when nobody reads; the others do all they are to
+CALM = ("tail",)  # Ctrl-C is how they end
 _STORE, _NAMESPACE = "idemguard.store", "idemguard.namespace"
 _KEPT_OUT = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 
@@ -75,6 +78,7 @@ class Program(click.Group):
         try:
             code = super().main(args, prog_name, complete_var, standalone_mode=False, **extra)
         except (click.Abort, KeyboardInterrupt):
+            no_more_interrupts()
             return _told("interrupted", INTERRUPTED)
         except click.UsageError as error:
             where = "idemguard" if error.ctx is None else error.ctx.command_path
@@ -86,7 +90,10 @@ class Program(click.Group):
         return code if isinstance(code, int) else FINE
 
     def invoke(self, context: click.Context) -> Any:
-        """Run the command that was named; that nobody reads its output is no error."""
+        """Run the command that was named; that nobody reads its output is no error.
+
+        Nor is Ctrl-C, where a command ends by it: from here on, with all that it has yet to load.
+        """
         try:
             code = super().invoke(context)
             if sys.stdout is not None:
@@ -94,7 +101,18 @@ class Program(click.Group):
         except BrokenPipeError:
             _to_nobody(sys.stdout)
             return FINE
+        except KeyboardInterrupt:
+            if context.invoked_subcommand not in CALM:
+                raise
+            no_more_interrupts()
+            return FINE
         return code
+
+
+def no_more_interrupts() -> None:
+    """Ctrl-C does nothing from now on: the process is about to end."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager

@@ -6,7 +6,6 @@ PYTEST_DONT_REWRITE
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections import Counter
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from idemguard import billing
-from idemguard.cli.base import FINE, answer, opened, paper, say, where
+from idemguard.cli.base import FINE, answer, no_more_interrupts, opened, paper, say, where
 from idemguard.cli.output import busy, to_file, writing
 from idemguard.cli.reconcile import meter_of, metered
 from idemguard.cli.times import When, since_until, span
@@ -24,7 +23,7 @@ from idemguard.errors import StoreUnavailableError
 from idemguard.ledger import EVER
 from idemguard.record import Status
 from idemguard.report import details, plain
-from idemguard.report.words import brief, many
+from idemguard.report.words import TYPED, brief, many, typed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -123,9 +122,8 @@ class _LeftOut:
         return f"{many(self.why.total(), 'execution')} left out: {', '.join(kinds)}"
 
     def _names(self) -> str:
-        names = [brief(repr(name)) if name else "none named" for name in list(self.names)[:NAMED]]
-        more = len(self.names) - NAMED
-        return ", ".join(names) + (f" and {more:,} more" if more > 0 else "")
+        looks = [brief(repr(name), TYPED) if name else "none named" for name in self.names]
+        return typed(looks, NAMED)
 
 
 def _events(
@@ -168,8 +166,8 @@ def tail(task_type: str | None, interval: float, as_json: bool) -> int:
     """
     if interval != interval:  # noqa: PLR0124 - what is no number passes every range
         raise click.BadParameter("nan is no length of time", param_hint="'--interval'")
-    on = paper()
-    with _until_interrupted(), opened(begun=True) as place, _until_interrupted():
+    with opened(begun=True) as place, _until_interrupted():
+        on = paper()
         follow = Follow(place, task_type)
         there = True
         while True:
@@ -195,11 +193,11 @@ def tail(task_type: str | None, interval: float, as_json: bool) -> int:
 
 @contextmanager
 def _until_interrupted() -> Iterator[None]:
-    """Ctrl-C ends it; after that it does nothing: the process is about to end."""
+    """Ctrl-C ends it; what follows is not disturbed by another."""
     try:
         yield
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        no_more_interrupts()
 
 
 class Follow:

@@ -22,7 +22,17 @@ from idemguard.ledger import EVER
 from idemguard.record import Status
 from idemguard.report import plain
 from idemguard.report.tables import BAD, GOOD, QUIET
-from idemguard.report.words import brief, decimal_text, harmless, iso, local, many, stretch
+from idemguard.report.words import (
+    TYPED,
+    brief,
+    decimal_text,
+    harmless,
+    iso,
+    local,
+    many,
+    stretch,
+    typed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +44,7 @@ if TYPE_CHECKING:
 DIFFERENT = 1
 MOST = 20  # events of a kind, and days, that people are shown
 NAMED = 3  # names of events that a sentence tells
+MOST_ASKED = billing.MOST_NAME + 2  # characters of the name that was asked for, with its quotes
 _SUMS = ("expected", "sent", "missing", "double", "differing", "extra")
 
 
@@ -134,8 +145,8 @@ def reconcile(
     if told and not ours:  # all would be missing, and somebody would send it again
         names = Counter(one.event_name for one in told)
         raise click.ClickException(
-            f"{_called(sent_file)}: none of its {many(len(told), 'event')} is named "
-            f"{brief(repr(meter.event_name))}, but {_named(names)} (--event-name)"
+            f"{brief(_called(sent_file), TYPED)}: none of its {many(len(told), 'event')} is named "
+            f"{brief(repr(meter.event_name), MOST_ASKED)}, but {_named(names)} (--event-name)"
         )
     with opened() as place, busy("reading"):
         now = place.ledger.now()
@@ -160,9 +171,7 @@ def _called(file: str) -> str:
 
 def _named(names: Counter[str]) -> str:
     """Names of events, the most frequent first."""
-    told = [brief(repr(name)) for name, _ in names.most_common(NAMED)]
-    more = len(names) - NAMED
-    return ", ".join(told) + (f" and {more:,} more" if more > 0 else "")
+    return typed([brief(repr(name), TYPED) for name, _ in names.most_common()], NAMED)
 
 
 @contextmanager

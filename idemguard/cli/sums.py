@@ -84,8 +84,8 @@ def explain(task_type: str, form: str, since: When | None, until: When | None) -
     if not found.executions:
         times = "time" if ran == 1 else "times"
         why = f"; it was executed {ran:,} {times}, but no line of it is kept" if ran else ""
-        about = f"task type {brief(task_type)} in {brief(place.namespace)}"
-        return absent(f"nothing is known of {about}{why}{hint}")
+        when_ = "" if hint else _asked(since, until)
+        return absent(f"{_unknown(place, task_type)}{when_}{why}{hint}")
     if form == "json":
         click.echo(plain.dump(plain.explanation(found, growths)), nl=False)
     else:
@@ -117,8 +117,7 @@ def compare(a: tuple[When, When], b: tuple[When, When], form: str, task_type: st
             found, changes=tuple(one for one in found.changes if one.task_type == task_type)
         )
         if not found.changes:
-            about = f"task type {brief(task_type)} in {brief(place.namespace)}"
-            return absent(f"nothing is known of {about}{hint}")
+            return absent(f"{_unknown(place, task_type)}{hint or ' in these times'}")
         found = replace(found, total=found.changes[0])
         growths = [one for one in growths if one.task_type == task_type]
     if form == "json":
@@ -126,6 +125,17 @@ def compare(a: tuple[When, When], b: tuple[When, When], form: str, task_type: st
     else:
         details.comparison(paper(), found, growths)
     return FINE
+
+
+def _unknown(place: Place, task_type: str) -> str:
+    return f"nothing is known of task type {brief(task_type)} in {brief(place.namespace)}"
+
+
+def _asked(since: When | None, until: When | None) -> str:
+    """The time that was asked for, behind what is said of it."""
+    if since is not None:
+        return " in this time"
+    return "" if until is None else " until then"
 
 
 def _misspelt(place: Place, task_type: str) -> str:

@@ -19,7 +19,7 @@ from idemguard.errors import StoreError, StoreUnavailableError
 from idemguard.idempotent import Guard
 from idemguard.report import details, plain
 from idemguard.report.tables import QUIET
-from idemguard.report.words import brief, harmless, iso
+from idemguard.report.words import TYPED, brief, harmless, iso, typed
 from idemguard.telemetry import FINGERPRINT
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class _Which:
             )
             raise click.ClickException(
                 f"{len(prints)} fingerprints begin with {self.prefix}: "
-                f"{_listed([p[:digits] for p in prints])}; give more digits"
+                f"{typed([p[:digits] for p in prints], MOST)}; give more digits"
             )
         return found
 
@@ -74,11 +74,6 @@ class _Which:
             f"no task of namespace {brief(place.namespace)}{where_} has a fingerprint that begins "
             f"with {self.prefix}"
         )
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST} more" if len(names) > MOST else ""
-    return ", ".join(names[:MOST]) + more
 
 
 def _prefix(_: click.Context, __: click.Parameter, value: str) -> str:
@@ -260,7 +255,7 @@ def resolve(
         if len(addresses) > 1:
             raise click.UsageError(
                 f"{addresses[0].fingerprint[:SHOWN]} is in {len(addresses)} places: "
-                f"{_listed([f'({_briefly(one)})' for one in addresses])}; name one "
+                f"{typed([f'({_typed(one)})' for one in addresses], MOST)}; name one "
                 "with --scope and --task-version"
             )
         (address,) = addresses
@@ -273,10 +268,11 @@ def resolve(
     return FINE
 
 
-def _briefly(address: Address) -> str:
-    """Its scope and version, short enough for a sentence."""
-    version = None if address.version is None else brief(address.version)
-    return details.place(address._replace(scope=brief(address.scope), version=version))
+def _typed(address: Address) -> str:
+    """Its scope and version, to be typed."""
+    version = None if address.version is None else brief(harmless(address.version), TYPED)
+    scope = brief(harmless(address.scope), TYPED)
+    return details.place(address._replace(scope=scope, version=version))
 
 
 def _task(address: Address, kind: str = "task") -> Task:
@@ -303,4 +299,6 @@ def _finite(text: str) -> float:
     number = float(text)
     if not isfinite(number):
         raise ValueError(f"a number beyond all bounds: {brief(text)}")
+    if not number and set(text.lower().partition("e")[0]) & set("123456789"):
+        raise ValueError(f"a number too small to be told from 0: {brief(text)}")
     return number

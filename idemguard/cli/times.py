@@ -123,11 +123,11 @@ def span(since: When | None, until: When | None, now: int) -> tuple[int | None, 
     if since is None:
         return None, None if until is None else max(1, until.moment(now))
     if until is None:
-        if since.exact(now) > now:
-            raise click.BadParameter("--since: it lies in the future")
+        _not_to_come("--since", since, now)
         return since.moment(now), None
     if since.exact(now) >= until.exact(now):
         raise click.BadParameter("--since: it is not before --until")
+    _not_to_come("--since", since, now)
     return _between(since, until, now)
 
 
@@ -135,13 +135,20 @@ def of_window(name: str, window: tuple[When, When], now: int) -> tuple[int, int]
     """The time of an option `START..END`, in the same way.
 
     Raises:
-        click.BadParameter: its start is not before its end.
+        click.BadParameter: its start is not before its end, or all of it is to come.
 
     """
     start, end = window
     if start.exact(now) >= end.exact(now):
         raise click.BadParameter(f"{name}: its start is not before its end")
+    _not_to_come(name, start, now)
     return _between(start, end, now)
+
+
+def _not_to_come(name: str, start: When, now: int) -> None:
+    """What nobody can know yet is not told as nothing."""
+    if start.exact(now) > now:
+        raise click.BadParameter(f"{name}: it lies in the future")
 
 
 def _between(start: When, end: When, now: int) -> tuple[int, int]:

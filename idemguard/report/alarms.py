@@ -289,13 +289,15 @@ def _looked_at(one: Measured, limit: Limit) -> str | None:
         return None
     what, which = IN.get(one.kind, ("execution", ""))
     needs = list[str]()
-    if one.most < limit.volume:
-        needs.append(f"{limit.volume:,}{' of one task type' if one.kind == 'tokens' else ''}")
-    if one.windows < alerts.ROW:
-        had = f"only {one.windows}" if one.windows else "none"
-        needs.append(f"some in each of the {alerts.ROW} windows: {had} had any")
-    few = f" (an alert needs {' and '.join(needs)})" if needs else ""
-    return f"{many(one.of, what)}{f' {which}' if which else ''}{few}"
+    own = " of one task type" if one.kind == "tokens" else ""
+    if one.most < limit.volume or one.apart:
+        needs.append(f"{limit.volume:,}{own}")
+    if one.windows < alerts.ROW or one.apart:
+        had = f"{f'only {one.windows}' if one.windows else 'none'} had any"
+        had = "no task type has both" if one.apart else had
+        needs.append(f"some{'' if needs else own} in each of the {alerts.ROW} windows: {had}")
+    lacks = f" (an alert needs {' and '.join(needs)})" if needs else ""
+    return f"{many(one.of, what)}{f' {which}' if which else ''}{lacks}"
 
 
 def named(task_type: str) -> str:

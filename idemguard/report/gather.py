@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from idemguard import findings
+from idemguard.alerts import ROW
 from idemguard.ledger import summary
 from idemguard.report.alarms import check
 from idemguard.report.limits import project_limits
@@ -43,9 +44,11 @@ class Report:
         until: ms.
         task_type: the one that it is about; None: all.
         agent: the one that it is about; None: all.
-        totals: as `ExecutionLedger.totals` has it.
+        totals: as `ExecutionLedger.totals` has it, but `doubled_share`: None where it is of a part
+            (of a `since`, of an agent), which does not know whether a task was executed elsewhere
+            before.
         task_types: the same for each, with `task_type`; most charged first.
-        agents: the same for each, with `agent`, which is None where none was named.
+        agents: the same for each, with `agent`, which is None where none was named. Each is a part.
         over_time: for each five minutes in which something was executed (each hour where a part is
             older than a day, each day in UTC where it is of more than 31 days): `start` and `end`
             (ms), `executions`, `duplicates` and `duplication_rate`; oldest first.
@@ -136,7 +139,11 @@ def gather(
     lines = ledger.newest(span=span, task_type=task_type, agent=agent, windows=all_)
     drops, loops = ledger.handed_back(lines)
     end = now if until is None else until
-    checked = check(ledger, limits, min(now, end), task_type=task_type, agent=agent)
+    moment = min(now, end)
+    if since is not None and since > now:  # all of it is to come, and what alerts now is not of it
+        moment = since + (ROW + 1) * SPAN
+    checked = check(ledger, limits, moment, task_type=task_type, agent=agent)
+    whole = since is None and agent is None
     known = None
     if task_type is not None and not windows:
         ever = task_types(ledger)
@@ -147,9 +154,9 @@ def gather(
         until=end,
         task_type=task_type,
         agent=agent,
-        totals=summary(total(windows)),
-        task_types=_each("task_type", windows),
-        agents=_each("agent", windows),
+        totals=_summary(windows, whole=whole),
+        task_types=_each("task_type", windows, whole=whole),
+        agents=_each("agent", windows, whole=False),
         over_time=_over_time(windows),
         worst_tasks=worst(lines),
         checked=checked,
@@ -169,12 +176,20 @@ def task_types(ledger: ExecutionLedger) -> list[str]:
     return sorted({one.key.task_type for one in ledger.windows()})
 
 
-def _each(name: str, windows: Sequence[Window]) -> list[Row]:
+def _summary(windows: Sequence[Window], *, whole: bool) -> Row:
+    """What windows came to, and which share of the tasks was doubled where that is known."""
+    row = summary(total(windows))
+    # where older windows are gone, tasks may be doubled that were executed first in those
+    known = row["doubled"] <= row["tasks"] and (row["tasks"] > 0 or not row["executions"])
+    return row if whole and known else {**row, "doubled_share": None}
+
+
+def _each(name: str, windows: Sequence[Window], *, whole: bool) -> list[Row]:
     """A summary for each task type or agent, the most charged first."""
     groups: dict[str | None, list[Window]] = {}
     for window in windows:
         groups.setdefault(getattr(window.key, name), []).append(window)
-    rows = [{name: key, **summary(total(group))} for key, group in groups.items()]
+    rows = [{name: key, **_summary(group, whole=whole)} for key, group in groups.items()]
     return sorted(rows, key=lambda row: (-row["charged"], -row["executions"], str(row[name])))
 
 

@@ -230,7 +230,8 @@ def _figures(found: Report) -> Element:
             f"{totals['duplicates']:,} of {many(totals['executions'], 'execution')}{of_limit}",
         ),
         (
-            "Doubled share", doubled_share(totals), doubled(totals),
+            "Doubled share", doubled_share(totals),
+            ("not known of a part; " if totals["doubled_share"] is None else "") + doubled(totals),
         ),
     )  # fmt: skip
     return tag(

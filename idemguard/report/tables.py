@@ -126,15 +126,16 @@ def checked(on: Paper, found: Checked, *, store: str | None = None) -> None:
 def _headline(on: Paper, totals: Row) -> None:
     paid = bool(totals["charged"] or totals["wasted"] or totals["saved"])
     duplicates, currency = totals["duplicates"], totals["currency"]
-    if totals["doubled"] or duplicates:
-        told = doubled(totals)
-        if totals["tasks"] and totals["doubled"] <= totals["tasks"]:
-            told += f" (doubled share {doubled_share(totals)})"
-        on.say(
-            f"Runs twice: {told}; {duplicates:,} of {many(totals['executions'], 'execution')} are "
-            f"duplicates (duplication rate {share(totals['duplication_rate'])}).",
-            BAD if duplicates else WARNING,
-        )
+    rate = (
+        f"{duplicates:,} of {many(totals['executions'], 'execution')} are duplicates "
+        f"(duplication rate {share(totals['duplication_rate'])})"
+    )
+    if totals["executions"] and totals["doubled_share"] is None:
+        style = BAD if duplicates else WARNING if totals["doubled"] > 0 else GOOD
+        on.say(f"Runs twice: {rate}; {doubled(totals)}.", style)
+    elif totals["doubled"] or duplicates:
+        told = f"{doubled(totals)} (doubled share {doubled_share(totals)})"
+        on.say(f"Runs twice: {told}; {rate}.", BAD if duplicates else WARNING)
     else:
         on.say(
             f"Runs twice: nothing. {many(totals['tasks'], 'task')}, "
@@ -162,27 +163,18 @@ def _headline(on: Paper, totals: Row) -> None:
 def doubled(row: Row) -> str:
     """How many tasks were executed twice, of how many.
 
-    A part of the ledger (some time, one agent) has second executions of tasks whose first one it
+    A part of the ledger (some time, one agent) has later executions of tasks whose first one it
     has not: then it is not known how many tasks there were.
     """
-    twice, tasks = row["doubled"], row["tasks"]
-    where = "executed first elsewhere (before this time, or by another agent)"
-    if twice > tasks:
-        which = f"at least {twice - tasks:,} of them " if tasks else "all of them "
-        return f"{many(twice, 'task')}, {'' if twice == 1 else which}{where}"
-    if _of_none(row):
-        return f"tasks that were {where}"
-    return f"{twice:,} of {many(tasks, 'task')}"
+    if row["doubled_share"] is None:
+        return f"tasks executed first here: {max(0, row['tasks']):,}"
+    return f"{row['doubled']:,} of {many(row['tasks'], 'task')}"
 
 
 def doubled_share(row: Row) -> str:
-    """The share of tasks that were executed twice; a dash where it is one of none."""
-    return "-" if _of_none(row) else share(row["doubled_share"])
-
-
-def _of_none(row: Row) -> bool:
-    """Whether duplicates are of no task whose first or second execution is counted here."""
-    return bool(row["duplicates"]) and row["tasks"] <= 0 and row["doubled"] <= 0
+    """The share of tasks that were executed twice; a dash where it is not known."""
+    fraction = row["doubled_share"]
+    return "-" if fraction is None else share(fraction)
 
 
 def in_all(totals: Row) -> tuple[str, str]:

@@ -5,17 +5,20 @@ PYTEST_DONT_REWRITE
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from decimal import Decimal
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 SIGNS = {"USD": "$", "EUR": "€", "GBP": "£"}
 _STEPS = ((10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 LEAST = Decimal("0.0001")  # of money that is told in digits
+TYPED = 300  # characters of a name that is to be typed or copied: half of one is of no use
+ROOM = 1_000  # characters of all such names in one line, which has to say what they are as well
 ALIKE = 3  # names that are told where one is misspelt
 PART = 3  # characters that are part of a name by more than chance
 _WHOLE = 10_000  # counts below this are told to the last digit
@@ -30,6 +33,39 @@ def brief(text: str, most: int = 60) -> str:
     """A text of at most so many characters; what is too much is left out in the middle."""
     half = (most - 1) // 2
     return text if len(text) <= most else f"{text[:half]}…{text[-half:]}"
+
+
+def apart(looks: Iterable[str], most: int) -> list[tuple[str, int]]:
+    """Names that are to be typed or copied, as many as a line has room for.
+
+    Args:
+        looks: each name as it is shown, at most `TYPED` characters of it.
+        most: of them.
+
+    Returns:
+        The first, each with how many names look so: two that differ are never told as one.
+
+    """
+    found, room = list[tuple[str, int]](), ROOM
+    for look, number in Counter(looks).items():
+        room -= len(look)
+        if len(found) == most or (found and room < 0):
+            break
+        found.append((look, number))
+    return found
+
+
+def so(number: int) -> str:
+    """What is said behind a name that looks like others."""
+    return "" if number == 1 else f" ({number:,} that look so)"
+
+
+def typed(looks: Sequence[str], most: int) -> str:
+    """Names that are to be typed or copied, one behind the other, and how many more there are."""
+    found = apart(looks, most)
+    more = len(looks) - sum(number for _, number in found)
+    told = ", ".join(f"{look}{so(number)}" for look, number in found)
+    return told + (f" and {more:,} more" if more else "")
 
 
 def decimal_text(amount: Decimal) -> str:
@@ -96,14 +132,21 @@ def alike(name: str, known: Sequence[str]) -> list[str]:
         A few words, at every second place a foreign name.
 
     """
-    within = [one for one in known if len(name) >= PART and name in one]
-    near = get_close_matches(name, known, ALIKE) or within[:ALIKE]
-    if not near:
+    if not known:
+        return ["the namespace was not used"]
+    low = name.casefold()
+    folded: dict[str, list[str]] = {}
+    for one in known:
+        folded.setdefault(one.casefold(), []).append(one)
+    within = [one for one in folded if len(low) >= PART and low in one]
+    near = get_close_matches(low, folded, ALIKE) or within
+    names = [one for key in near for one in folded[key]][:ALIKE]
+    if not names:
         return [f"there {'is' if len(known) == 1 else 'are'} {many(len(known), 'task type')}"]
     told = ["did you mean "]
-    for one in near:
-        told += [brief(harmless(one)), " or "]
-    return [*told[:-1], "?"]
+    for look, number in apart((brief(harmless(one), TYPED) for one in names), ALIKE):
+        told += [look, f"{so(number)} or "]
+    return [*told[:-1], f"{told[-1].removesuffix(' or ')}?"]
 
 
 def iso(moment: int | None) -> str | None:
@@ -159,7 +202,9 @@ def _zone(moment: int) -> str:
     offset = local(moment, "%z")
     if offset[0] not in "+-":
         return ""
-    return "UTC" if offset == "+0000" else f"UTC{offset[:3]}:{offset[3:]}"
+    hours, minutes, seconds = offset[:3], offset[3:5], offset[5:]  # the last of old times alone
+    told = f"UTC{hours}:{minutes}" + (f":{seconds}" if seconds else "")
+    return "UTC" if offset == "+0000" else told
 
 
 def lasted(span: int) -> str:
