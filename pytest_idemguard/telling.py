@@ -31,7 +31,8 @@ class Active:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self) -> Generator[None, object, object]:
         """Before others' hooks around a test do anything."""
-        self._session.leave()
+        if self._session.base.scope != "session":  # there, all is one
+            self._session.leave()
         return (yield)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

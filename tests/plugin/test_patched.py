@@ -179,6 +179,29 @@ def test_it(number, idemguard_ledger):
     assert result.report["session"] == []
 
 
+def test_hooks_between_tests_are_of_a_session_that_is_one(project):
+    project.write("tasks.py", SEEDS)
+    project.write(
+        "conftest.py",
+        """
+from tasks import naive
+def pytest_runtest_logstart(nodeid):
+    if nodeid.endswith("[2]"): naive("x")
+""",
+    )
+    test = """
+import pytest
+from tasks import naive
+@pytest.mark.parametrize("number", range(3))
+def test_it(number):
+    if number == 1: naive("x")
+"""
+    assert project.run(test).ret == 0
+    result = project.run(test, "--idemguard-scope=session")
+    assert result.ret == 1
+    assert "idemguard: summarise" in result.out
+
+
 SEEDS = """
 from idemguard import configure, idempotent
 configure(store="memory://")
